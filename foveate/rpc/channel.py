@@ -1,0 +1,53 @@
+"""Client channels with the options every Foveate hop shares."""
+
+from __future__ import annotations
+
+import json
+
+import grpc
+
+MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+CHUNK_BYTES = 1024 * 1024
+
+# Only calls that are safe to repeat are retried, and only when no server took them.
+_SERVICE_CONFIG = json.dumps(
+    {
+        "methodConfig": [
+            {
+                "name": [
+                    {"service": "foveate.v1.ContextService", "method": "GetContext"},
+                    {"service": "foveate.v1.ContextService", "method": "ListContexts"},
+                    {"service": "foveate.v1.AnswerService", "method": "GetServerInfo"},
+                    {"service": "foveate.v1.VerifierService", "method": "GetVerifierInfo"},
+                    {"service": "foveate.v1.VerifierService", "method": "ListHeldContexts"},
+                    {"service": "foveate.v1.DrafterService", "method": "GetDrafterInfo"},
+                ],
+                "retryPolicy": {
+                    "maxAttempts": 3,
+                    "initialBackoff": "0.05s",
+                    "maxBackoff": "0.5s",
+                    "backoffMultiplier": 2,
+                    "retryableStatusCodes": ["UNAVAILABLE"],
+                },
+            }
+        ]
+    }
+)
+
+CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.service_config", _SERVICE_CONFIG),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    # Loopback services of one stack must never go through a proxy of the environment.
+    ("grpc.enable_http_proxy", 0),
+    # No subchannel is shared between a client that closes and one that lives on.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+def open_channel(target: str) -> grpc.aio.Channel:
+    """Opens a plaintext channel to `target` ("host:port" or "unix:/path"); connecting happens on the first call."""
+    return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
