@@ -1,0 +1,282 @@
+"""Protobuf in, frozen values out, and back: the one place where the client's two faces touch messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from foveate.client.types import (
+    Answer,
+    AnswerStats,
+    AskOptions,
+    Context,
+    ContextTimings,
+    Delta,
+    DraftMode,
+    FinishReason,
+    Guarantee,
+    Origin,
+    Progress,
+    Role,
+    Selection,
+    ServerInfo,
+    ServerLimits,
+    Stage,
+    VideoFacts,
+)
+from foveate.rpc.errors import Internal, InvalidArgument, invalid
+from foveate.v1 import answers_pb2, contexts_pb2, sampling_pb2
+
+_T = TypeVar("_T")
+_UINT32_MAX = 2**32 - 1
+_STAGES = {
+    contexts_pb2.CONTEXT_STAGE_UPLOAD: Stage.UPLOAD,
+    contexts_pb2.CONTEXT_STAGE_DECODE: Stage.DECODE,
+    contexts_pb2.CONTEXT_STAGE_ENCODE: Stage.ENCODE,
+    contexts_pb2.CONTEXT_STAGE_PREFILL: Stage.PREFILL,
+}
+_ORIGINS = {
+    answers_pb2.TOKEN_ORIGIN_ACCEPTED: Origin.ACCEPTED,
+    answers_pb2.TOKEN_ORIGIN_RECOVERED: Origin.RECOVERED,
+    answers_pb2.TOKEN_ORIGIN_BONUS: Origin.BONUS,
+    answers_pb2.TOKEN_ORIGIN_PLAIN: Origin.PLAIN,
+}
+_FINISH_REASONS = {
+    answers_pb2.FINISH_REASON_EOS: FinishReason.EOS,
+    answers_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    answers_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+}
+_GUARANTEES = {
+    answers_pb2.GUARANTEE_LOSSLESS: Guarantee.LOSSLESS,
+    answers_pb2.GUARANTEE_LOOSE: Guarantee.LOOSE,
+}
+_ROLES = {Role.USER: answers_pb2.ROLE_USER, Role.ASSISTANT: answers_pb2.ROLE_ASSISTANT}
+_DRAFT_MODES = {
+    DraftMode.OFF: answers_pb2.DRAFT_MODE_OFF,
+    DraftMode.SPARSE: answers_pb2.DRAFT_MODE_SPARSE,
+    DraftMode.NGRAM: answers_pb2.DRAFT_MODE_NGRAM,
+}
+_DRAFT_MODES_BACK = {number: mode for mode, number in _DRAFT_MODES.items()}
+_SELECTIONS = {
+    Selection.ATTENTION: answers_pb2.SELECTION_METHOD_ATTENTION,
+    Selection.RANDOM: answers_pb2.SELECTION_METHOD_RANDOM,
+    Selection.RECENT: answers_pb2.SELECTION_METHOD_RECENT,
+}
+
+
+def frame_sampling(fps: float | None, max_frames: int | None) -> contexts_pb2.FrameSampling:
+    """Returns the message; what is None stays unset. Raises InvalidArgument for numbers the wire cannot carry."""
+    _check_range("sampling.max_frames", max_frames, 0, _UINT32_MAX)
+    return contexts_pb2.FrameSampling(fps=fps, max_frames=max_frames)
+
+
+def ask_request(context: Context | str, question: str, options: AskOptions) -> answers_pb2.AskRequest:
+    """Returns the message of a question. Raises InvalidArgument for values the wire cannot carry; the server judges."""
+    unknown = options.keys() - AskOptions.__optional_keys__
+    if unknown:
+        raise TypeError(f"unknown option: {', '.join(sorted(unknown))}")
+    _check_range("max_tokens", options.get("max_tokens"), -(2**31), 2**31 - 1)
+    _check_range("sampling.top_k", options.get("top_k"), 0, _UINT32_MAX)
+    _check_range("sampling.seed", options.get("seed"), 0, 2**64 - 1)
+    _check_range("drafting.num_draft_tokens", options.get("num_draft_tokens"), 0, _UINT32_MAX)
+    stop = options.get("stop") or ()
+    return answers_pb2.AskRequest(
+        context=context_name(context),
+        question=question,
+        history=[answers_pb2.Turn(role=_ROLES[turn.role], text=turn.text) for turn in options.get("history") or ()],
+        max_tokens=options.get("max_tokens"),
+        stop=[stop] if isinstance(stop, str) else stop,
+        sampling=sampling_pb2.SamplingParams(
+            temperature=options.get("temperature"),
+            top_k=options.get("top_k"),
+            top_p=options.get("top_p"),
+            seed=options.get("seed"),
+        ),
+        drafting=answers_pb2.Drafting(
+            mode=_draft_mode(options.get("draft")),
+            num_draft_tokens=options.get("num_draft_tokens"),
+            visual_budget=options.get("visual_budget"),
+            selection=_selection(options.get("selection")),
+        ),
+        explain=options.get("explain", False),
+    )
+
+
+def _draft_mode(mode: DraftMode | None) -> answers_pb2.DraftMode.ValueType:
+    return answers_pb2.DRAFT_MODE_UNSPECIFIED if mode is None else _DRAFT_MODES[DraftMode(mode)]
+
+
+def _selection(method: Selection | None) -> answers_pb2.SelectionMethod.ValueType:
+    return answers_pb2.SELECTION_METHOD_UNSPECIFIED if method is None else _SELECTIONS[Selection(method)]
+
+
+def _check_range(field: str, value: int | None, lowest: int, highest: int) -> None:
+    if value is not None and not lowest <= value <= highest:
+        raise invalid(field, f"must be from {lowest} to {highest}, not {value}")
+
+
+def context_from_proto(message: contexts_pb2.Context) -> Context:
+    """Returns a context."""
+    video, timings = message.video, message.timings
+    return Context(
+        name=message.name,
+        video=VideoFacts(
+            duration_s=video.duration_s,
+            num_frames=video.num_frames,
+            sampled_fps=video.sampled_fps,
+            frame_timestamps_s=tuple(video.frame_timestamps_s),
+            width=video.width,
+            height=video.height,
+        ),
+        num_visual_tokens=message.num_visual_tokens,
+        num_tokens=message.num_tokens,
+        kv_bytes=message.kv_bytes,
+        create_time=datetime.fromtimestamp(message.create_time.ToMicroseconds() / 1e6, UTC),
+        reused=message.reused,
+        timings=ContextTimings(timings.decode_ms, timings.encode_ms, timings.prefill_ms),
+    )
+
+
+def progress_from_proto(message: contexts_pb2.ContextProgress) -> Progress | None:
+    """Returns the progress, or None for a stage that a newer server invented."""
+    stage = _STAGES.get(message.stage)
+    return None if stage is None else Progress(stage, message.done, message.total)
+
+
+def delta_from_proto(message: answers_pb2.AnswerDelta) -> Delta:
+    """Returns a delta."""
+    origins = tuple(_ORIGINS.get(origin, Origin.PLAIN) for origin in message.origins)
+    return Delta(message.text, tuple(message.token_ids), origins, tuple(message.token_texts))
+
+
+def server_info_from_proto(message: answers_pb2.GetServerInfoResponse) -> ServerInfo:
+    """Returns the server's facts."""
+    limits = message.limits
+    return ServerInfo(
+        version=message.version,
+        model=message.model,
+        model_fingerprint=message.model_fingerprint,
+        kv_transport=message.kv_transport,
+        drafter_ready=message.drafter_ready,
+        deterministic=message.deterministic,
+        device=message.device,
+        attention_kernel=message.attention_kernel,
+        pool_bytes=message.pool_bytes,
+        pool_used_bytes=message.pool_used_bytes,
+        limits=ServerLimits(
+            max_upload_bytes=limits.max_upload_bytes,
+            max_frames=limits.max_frames,
+            max_visual_tokens=limits.max_visual_tokens,
+            max_thread_tokens=limits.max_thread_tokens,
+            max_draft_tokens=limits.max_draft_tokens,
+            default_max_tokens=limits.default_max_tokens,
+            default_num_draft_tokens=limits.default_num_draft_tokens,
+            default_visual_budget=limits.default_visual_budget,
+            default_fps=limits.default_fps,
+        ),
+    )
+
+
+def stats_from_proto(message: answers_pb2.AnswerStats) -> AnswerStats:
+    """Returns the counts and times of an answer."""
+    return AnswerStats(
+        draft_mode=_DRAFT_MODES_BACK.get(message.draft_mode),
+        num_rounds=message.num_rounds,
+        num_draft_rounds=message.num_draft_rounds,
+        num_draft_tokens=message.num_draft_tokens,
+        num_accepted_tokens=message.num_accepted_tokens,
+        num_accepted_tokens_per_pos=tuple(message.num_accepted_tokens_per_pos),
+        num_loose_tokens=message.num_loose_tokens,
+        time_to_first_token_ms=message.time_to_first_token_ms,
+        prefill_ms=message.prefill_ms,
+        draft_ms=message.draft_ms,
+        verify_ms=message.verify_ms,
+        overhead_ms=message.overhead_ms,
+        decode_ms=message.decode_ms,
+        round_overhead_ms=tuple(message.round_overhead_ms),
+    )
+
+
+class AnswerBuilder:
+    """Folds the messages of an answer's stream into deltas and, at the end, the answer."""
+
+    def __init__(self, request: answers_pb2.AskRequest) -> None:
+        self._request = request
+        self._deltas: list[Delta] = []
+        self._num_cached_tokens = 0
+        self._finished: answers_pb2.AnswerFinished | None = None
+
+    def feed(self, response: answers_pb2.AskResponse) -> Delta | None:
+        """Takes the next message; returns the delta if it is one."""
+        event = response.WhichOneof("event")
+        if event == "started":
+            self._num_cached_tokens = response.started.num_cached_tokens
+        elif event == "finished":
+            self._finished = response.finished
+        elif event == "delta":
+            delta = delta_from_proto(response.delta)
+            self._deltas.append(delta)
+            return delta
+        return None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last message was seen."""
+        return self._finished is not None
+
+    def result(self) -> Answer:
+        """Returns the answer. Raises Internal when the stream ended without its last message."""
+        finished = self._finished
+        if finished is None:
+            raise Internal("the server ended the answer without its statistics", reason="ANSWER_CUT_SHORT")
+        if finished.finish_reason not in _FINISH_REASONS or finished.guarantee not in _GUARANTEES:
+            raise Internal("the server's version is newer than this client: unknown finish reason or guarantee")
+        return Answer(
+            context=self._request.context,
+            question=self._request.question,
+            text="".join(delta.text for delta in self._deltas),
+            token_ids=tuple(_chained(delta.token_ids for delta in self._deltas)),
+            origins=tuple(_chained(delta.origins for delta in self._deltas)),
+            token_texts=tuple(_chained(delta.token_texts for delta in self._deltas)),
+            finish_reason=_FINISH_REASONS[finished.finish_reason],
+            guarantee=_GUARANTEES[finished.guarantee],
+            num_prompt_tokens=finished.num_prompt_tokens,
+            num_cached_tokens=self._num_cached_tokens,
+            num_output_tokens=finished.num_output_tokens,
+            stats=stats_from_proto(finished.stats),
+            seed=finished.seed if finished.HasField("seed") else None,
+            notes=tuple(finished.notes),
+        )
+
+
+class ContextBuilder:
+    """Folds the messages of CreateContext into progress and, at the end, the context."""
+
+    def __init__(self) -> None:
+        self._context: Context | None = None
+
+    def feed(self, response: contexts_pb2.CreateContextResponse) -> Progress | None:
+        """Takes the next message; returns the progress if it is one."""
+        event = response.WhichOneof("event")
+        if event == "context":
+            self._context = context_from_proto(response.context)
+        return progress_from_proto(response.progress) if event == "progress" else None
+
+    def result(self) -> Context:
+        """Returns the context. Raises Internal when the stream ended without it."""
+        if self._context is None:
+            raise Internal("the server ended the stream without a context", reason="CONTEXT_MISSING")
+        return self._context
+
+
+def context_name(context: Context | str) -> str:
+    """Returns the resource name; a bare id is taken for "contexts/{id}"."""
+    name = context if isinstance(context, str) else context.name
+    if not name:
+        raise InvalidArgument("the context's name is empty")
+    return name if "/" in name else f"contexts/{name}"
+
+
+def _chained(parts: Iterable[tuple[_T, ...]]) -> Iterable[_T]:
+    return (item for part in parts for item in part)

@@ -1,0 +1,220 @@
+"""The sync client. It uses gRPC's sync API, so it works wherever Python does, a running event loop included."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from foveate.client import upload
+from foveate.client.failures import reached
+from foveate.client.messages import (
+    AnswerBuilder,
+    ContextBuilder,
+    ask_request,
+    context_from_proto,
+    context_name,
+    server_info_from_proto,
+)
+from foveate.client.types import Answer, AskOptions, Context, Delta, ProgressCallback, ServerInfo
+from foveate.rpc.channel import CHANNEL_OPTIONS
+from foveate.v1 import answers_pb2, answers_pb2_grpc, contexts_pb2, contexts_pb2_grpc
+
+DEFAULT_ADDRESS = "127.0.0.1:8080"
+DEFAULT_TIMEOUT_S = 600.0
+PAGE_SIZE = 1000
+
+
+class Client:
+    """Asks a gateway at `address` ("host:port"). `timeout_s` is the deadline of calls that do not name their own.
+
+    Connects on the first call, and again in a forked process, so a client may be made before workers are forked.
+    Threads may share it. Every method raises FoveateError.
+    """
+
+    def __init__(self, address: str = DEFAULT_ADDRESS, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self.address = address
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._channel: grpc.Channel | None = None
+        self._channel_pid = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection, and with it the answers that still stream; a later call opens it again."""
+        with self._lock:
+            if self._channel is not None and self._channel_pid == os.getpid():
+                self._channel.close()
+            self._channel = None
+
+    def create_context(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        server_path: str | None = None,
+        fps: float | None = None,
+        max_frames: int | None = None,
+        on_progress: ProgressCallback | None = None,
+        timeout_s: float | None = None,
+    ) -> Context:
+        """Uploads the file at `path`, or names one below the server's media root, and waits until it is prefilled.
+
+        `fps` and `max_frames` say which frames are looked at. `on_progress` is called in the calling thread.
+        """
+        source = upload.from_path_or_server_path(path, server_path, fps=fps, max_frames=max_frames)
+        return self._create(source, on_progress, timeout_s)
+
+    def create_context_from_bytes(
+        self,
+        data: bytes,
+        *,
+        filename: str = "",
+        fps: float | None = None,
+        max_frames: int | None = None,
+        on_progress: ProgressCallback | None = None,
+        timeout_s: float | None = None,
+    ) -> Context:
+        """Uploads a video file's bytes and waits until it is prefilled; `filename` is only used in messages."""
+        source = upload.from_bytes(data, filename=filename, fps=fps, max_frames=max_frames)
+        return self._create(source, on_progress, timeout_s)
+
+    def get_context(self, context: Context | str, *, timeout_s: float | None = None) -> Context:
+        """Returns a context that the server holds. Raises NotFound when it holds it no more."""
+        request = contexts_pb2.GetContextRequest(name=context_name(context))
+        with reached(self.address):
+            response = self._contexts().GetContext(request, timeout=self._deadline_s(timeout_s))
+        return context_from_proto(response.context)
+
+    def list_contexts(self, *, timeout_s: float | None = None) -> list[Context]:
+        """Returns all contexts that are held, newest first."""
+        found: list[Context] = []
+        token = ""
+        while True:
+            request = contexts_pb2.ListContextsRequest(page_size=PAGE_SIZE, page_token=token)
+            with reached(self.address):
+                response = self._contexts().ListContexts(request, timeout=self._deadline_s(timeout_s))
+            found.extend(context_from_proto(message) for message in response.contexts)
+            token = response.next_page_token
+            if not token:
+                return found
+
+    def delete_context(self, context: Context | str, *, timeout_s: float | None = None) -> None:
+        """Frees a context's memory. Raises NotFound when the server holds it no more."""
+        request = contexts_pb2.DeleteContextRequest(name=context_name(context))
+        with reached(self.address):
+            self._contexts().DeleteContext(request, timeout=self._deadline_s(timeout_s))
+
+    def ask(self, context: Context | str, question: str, **options: Unpack[AskOptions]) -> Answer:
+        """Returns the whole answer."""
+        with self.stream(context, question, **options) as stream:
+            for _ in stream:
+                pass
+            return stream.result
+
+    def stream(self, context: Context | str, question: str, **options: Unpack[AskOptions]) -> AnswerStream:
+        """Starts an answer: iterate for its deltas, then read `result`. Leaving it early frees everything it holds."""
+        request = ask_request(context, question, options)
+        stub = answers_pb2_grpc.AnswerServiceStub(self._open())
+        call = stub.Ask(request, timeout=self._deadline_s(options.get("timeout_s")))
+        return AnswerStream(call, AnswerBuilder(request), self.address)
+
+    def server_info(self, *, timeout_s: float | None = None) -> ServerInfo:
+        """Returns what is served."""
+        stub = answers_pb2_grpc.AnswerServiceStub(self._open())
+        with reached(self.address):
+            response = stub.GetServerInfo(answers_pb2.GetServerInfoRequest(), timeout=self._deadline_s(timeout_s))
+        return server_info_from_proto(response)
+
+    def is_serving(self, *, timeout_s: float = 5.0) -> bool:
+        """Returns whether the server's health is SERVING; an unreachable one's is not."""
+        stub: Any = health_pb2_grpc.HealthStub(self._open())
+        try:
+            response = stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+        except grpc.RpcError:
+            return False
+        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def _create(
+        self, source: upload.ContextSource, on_progress: ProgressCallback | None, timeout_s: float | None
+    ) -> Context:
+        builder = ContextBuilder()
+        with source, reached(self.address, source):
+            call = self._contexts().CreateContext(source.requests(), timeout=self._deadline_s(timeout_s))
+            with contextlib.ExitStack() as cleanup:
+                cleanup.callback(call.cancel)
+                for response in call:
+                    progress = builder.feed(response)
+                    if progress is not None and on_progress is not None:
+                        on_progress(progress)
+        return builder.result()
+
+    def _contexts(self) -> contexts_pb2_grpc.ContextServiceStub:
+        return contexts_pb2_grpc.ContextServiceStub(self._open())
+
+    def _open(self) -> grpc.Channel:
+        with self._lock:
+            if self._channel is None or self._channel_pid != os.getpid():
+                self._channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
+                self._channel_pid = os.getpid()
+            return self._channel
+
+    def _deadline_s(self, timeout_s: float | None) -> float:
+        return self._timeout_s if timeout_s is None else timeout_s
+
+
+class AnswerStream(Iterator[Delta]):
+    """An answer as it comes. As a context manager, leaving the block early cancels the answer."""
+
+    def __init__(self, call: Any, builder: AnswerBuilder, address: str) -> None:
+        self._call = call
+        self._builder = builder
+        self._address = address
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.cancel()
+
+    def __del__(self) -> None:
+        self.cancel()
+
+    def __next__(self) -> Delta:
+        with reached(self._address), self._cancelling_on_interrupt():
+            for response in self._call:
+                delta = self._builder.feed(response)
+                if delta is not None:
+                    return delta
+        raise StopIteration
+
+    @property
+    def result(self) -> Answer:
+        """The whole answer; reads what is left of the stream first."""
+        for _ in self:
+            pass
+        return self._builder.result()
+
+    def cancel(self) -> None:
+        """Stops the answer; the server frees what it holds. Harmless after the end."""
+        self._call.cancel()
+
+    @contextlib.contextmanager
+    def _cancelling_on_interrupt(self) -> Iterator[None]:
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.cancel()
+            raise
