@@ -21,9 +21,11 @@ import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
-from grpc_status import rpc_status
 
 DOMAIN = "foveate"
+
+# Where google.rpc.Status travels (gRPC's own convention, the same in every language).
+_STATUS_DETAILS_KEY = "grpc-status-details-bin"
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,7 @@ def from_rpc_error(error: grpc.RpcError) -> FoveateError:
 def _status_of(error: grpc.RpcError) -> status_pb2.Status | None:
     trailers = error.trailing_metadata() if isinstance(error, grpc.Call | grpc.aio.AioRpcError) else None
     for key, value in trailers or ():
-        if key == rpc_status.GRPC_DETAILS_METADATA_KEY:
+        if key == _STATUS_DETAILS_KEY:
             status = status_pb2.Status.FromString(value if isinstance(value, bytes) else value.encode())
             return None if status.code == code_pb2.OK else status
     return None

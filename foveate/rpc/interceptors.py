@@ -25,9 +25,9 @@ class ErrorMappingInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler = await continuation(handler_call_details)
         if handler is None:  # unknown method: grpc answers UNIMPLEMENTED
             return handler
@@ -35,7 +35,10 @@ class ErrorMappingInterceptor(grpc.aio.ServerInterceptor):
         wrap: Any = _streaming if handler.response_streaming else _unary
         make, inner = _ARITIES[handler.request_streaming, handler.response_streaming]
         behaviour = wrap(getattr(handler, inner), method)
-        return make(behaviour, handler.request_deserializer, handler.response_serializer)
+        mapped: grpc.RpcMethodHandler[Any, Any] = make(
+            behaviour, handler.request_deserializer, handler.response_serializer
+        )
+        return mapped
 
 
 _ARITIES: dict[tuple[bool, bool], tuple[Any, str]] = {
