@@ -1,0 +1,1 @@
+"""The command line: `foveate up`, `ask`, `chat`, `describe`, `contexts`, `version`."""

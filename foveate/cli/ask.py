@@ -1,0 +1,89 @@
+"""`foveate ask` and `foveate describe`: one question about one video."""
+
+from __future__ import annotations
+
+from foveate.cli import options
+from foveate.cli.answer_view import answer_json, print_statistics, show_stream
+from foveate.cli.errors import reported
+from foveate.cli.options import ask_options
+from foveate.cli.output import Output
+from foveate.cli.session import Target, Video, connected, prefill, print_context
+from foveate.client import AskOptions
+
+DESCRIBE_QUESTION = "Describe the video."
+
+
+def ask(
+    video: options.VideoArgument,
+    question: options.QuestionArgument,
+    server: options.ServerOption = None,
+    model: options.ModelOption = None,
+    device: options.DeviceOption = "cpu",
+    deterministic: options.DeterministicOption = False,
+    no_drafter: options.NoDrafterOption = False,
+    on_server: options.OnServerOption = False,
+    fps: options.FpsOption = None,
+    max_frames: options.MaxFramesOption = None,
+    max_tokens: options.MaxTokensOption = None,
+    temperature: options.TemperatureOption = None,
+    top_k: options.TopKOption = None,
+    top_p: options.TopPOption = None,
+    seed: options.SeedOption = None,
+    stop: options.StopOption = None,
+    draft: options.DraftOption = None,
+    num_draft_tokens: options.NumDraftTokensOption = None,
+    budget: options.BudgetOption = None,
+    explain: options.ExplainOption = False,
+    deadline: options.DeadlineOption = None,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Ask QUESTION about VIDEO and stream the answer."""
+    target = Target(server, model, device, deterministic, not no_drafter, deadline)
+    chosen = ask_options(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop=stop,
+        draft=draft,
+        num_draft_tokens=num_draft_tokens,
+        budget=budget,
+        explain=explain,
+    )
+    run_ask(target, Video(video, on_server, fps, max_frames), question, chosen, Output(as_json=as_json))
+
+
+def describe(
+    video: options.VideoArgument,
+    server: options.ServerOption = None,
+    model: options.ModelOption = None,
+    device: options.DeviceOption = "cpu",
+    deterministic: options.DeterministicOption = False,
+    no_drafter: options.NoDrafterOption = False,
+    on_server: options.OnServerOption = False,
+    fps: options.FpsOption = None,
+    max_frames: options.MaxFramesOption = None,
+    max_tokens: options.MaxTokensOption = None,
+    explain: options.ExplainOption = False,
+    deadline: options.DeadlineOption = None,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Describe VIDEO: `foveate ask VIDEO "Describe the video."`."""
+    target = Target(server, model, device, deterministic, not no_drafter, deadline)
+    chosen = AskOptions(max_tokens=max_tokens, explain=explain)
+    run_ask(target, Video(video, on_server, fps, max_frames), DESCRIBE_QUESTION, chosen, Output(as_json=as_json))
+
+
+def run_ask(target: Target, video: Video, question: str, chosen: AskOptions, output: Output) -> None:
+    """Prefills, asks, and shows the answer."""
+    with reported(output), connected(target, output) as client:
+        context = prefill(client, video, output)
+        if not output.as_json:
+            print_context(context, output)
+        stream = client.stream(context, question, **chosen)
+        answer = show_stream(output, stream, explain=chosen.get("explain", False))
+        if output.as_json:
+            output.print_json(answer_json(context, answer))
+        else:
+            print_statistics(output, answer)

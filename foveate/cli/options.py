@@ -1,0 +1,121 @@
+"""Options that several commands share, as typer annotations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foveate.client import AskOptions, DraftMode
+
+_SERVER, _FRAMES, _ANSWER, _DRAFTS = "Server", "Frames", "Answer", "Drafts"
+
+VideoArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="VIDEO", help="A video file, a path on the server (--on-server), or an existing contexts/ID."
+    ),
+]
+QuestionArgument = Annotated[str, typer.Argument(metavar="QUESTION", help="What to ask.")]
+ServerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        envvar="FOVEATE_SERVER",
+        metavar="HOST:PORT",
+        rich_help_panel=_SERVER,
+        help="A running gateway. Without it a local stack is started for this command and stopped after it.",
+    ),
+]
+ModelOption = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="FOVEATE_MODEL",
+        metavar="FOLDER",
+        rich_help_panel=_SERVER,
+        help="Checkpoint of the local stack; default: the embedded tiny model.",
+    ),
+]
+DeviceOption = Annotated[
+    str, typer.Option(metavar="cpu|cuda", rich_help_panel=_SERVER, help="Device of the local stack.")
+]
+DeterministicOption = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic", rich_help_panel=_SERVER, help="Local stack: bit-stable kernels, equal to plain decoding."
+    ),
+]
+NoDrafterOption = Annotated[
+    bool, typer.Option("--no-drafter", rich_help_panel=_SERVER, help="Local stack: start no drafter; n-gram drafts.")
+]
+DeadlineOption = Annotated[
+    float | None, typer.Option(min=0.001, metavar="SECONDS", help="Longest time that a call may take.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout, and nothing else there.")]
+OnServerOption = Annotated[
+    bool, typer.Option("--on-server", rich_help_panel=_FRAMES, help="VIDEO is a path below the server's media root.")
+]
+FpsOption = Annotated[
+    float | None, typer.Option(metavar="N", rich_help_panel=_FRAMES, help="Frames per second of video to look at.")
+]
+MaxFramesOption = Annotated[
+    int | None, typer.Option(metavar="N", rich_help_panel=_FRAMES, help="Look at no more frames than this.")
+]
+MaxTokensOption = Annotated[
+    int | None, typer.Option(metavar="N", rich_help_panel=_ANSWER, help="Longest answer, in tokens.")
+]
+TemperatureOption = Annotated[
+    float | None, typer.Option(metavar="T", rich_help_panel=_ANSWER, help="0 (default) is greedy.")
+]
+TopKOption = Annotated[int | None, typer.Option(metavar="N", rich_help_panel=_ANSWER, help="Keep the N likeliest.")]
+TopPOption = Annotated[
+    float | None, typer.Option(metavar="P", rich_help_panel=_ANSWER, help="Keep the likeliest up to this probability.")
+]
+SeedOption = Annotated[
+    int | None, typer.Option(metavar="N", rich_help_panel=_ANSWER, help="Seed of sampling, for equal answers.")
+]
+StopOption = Annotated[
+    list[str] | None, typer.Option(metavar="TEXT", rich_help_panel=_ANSWER, help="End before this text; repeatable.")
+]
+ExplainOption = Annotated[
+    bool, typer.Option("--explain", rich_help_panel=_DRAFTS, help="Colour tokens by where they came from.")
+]
+DraftOption = Annotated[
+    DraftMode | None, typer.Option("--draft", rich_help_panel=_DRAFTS, help="Where drafts come from.")
+]
+NumDraftTokensOption = Annotated[
+    int | None, typer.Option(metavar="N", rich_help_panel=_DRAFTS, help="Draft tokens per round.")
+]
+BudgetOption = Annotated[
+    float | None,
+    typer.Option(metavar="SHARE", rich_help_panel=_DRAFTS, help="Share of visual tokens the sparse drafter keeps."),
+]
+
+
+def ask_options(
+    *,
+    max_tokens: int | None,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int | None,
+    stop: list[str] | None,
+    draft: DraftMode | None,
+    num_draft_tokens: int | None,
+    budget: float | None,
+    explain: bool,
+) -> AskOptions:
+    """Returns the client's options of an answer."""
+    return AskOptions(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop=stop or (),
+        draft=draft,
+        num_draft_tokens=num_draft_tokens,
+        visual_budget=budget,
+        explain=explain,
+    )
