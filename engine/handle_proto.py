@@ -43,9 +43,7 @@ def handle_from_proto(message: kv_pb2.KvHandle) -> PoolHandle:
         raise ValueError("num_layers: num_layers, num_kv_heads and head_dim must be set")
     layout = KvLayout(message.num_layers, message.num_kv_heads, message.head_dim, DTYPES[message.dtype])
     segment = _segment_from_proto(message)
-    return PoolHandle(
-        message.pool_id, message.epoch, message.pool_bytes, segment, layout, message.model_fingerprint
-    )
+    return PoolHandle(message.pool_id, message.epoch, message.pool_bytes, segment, layout, message.model_fingerprint)
 
 
 def slab_to_proto(slab: Slab) -> kv_pb2.KvSlab:

@@ -1,0 +1,98 @@
+"""One forward of a text model over KV that lives elsewhere: transformers' own layers, our attention, explicit positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.attention import KvView, QueryTap, Step, choose_kernel
+from engine.attention.cpu_canonical import MIN_ROWS
+from engine.loading import LoadedModel
+
+
+class TextRunner:
+    """Runs a model's text part. Holds no state of any sequence: everything a forward reads or writes is in its arguments.
+
+    In deterministic mode the bits of a row's hidden state and logits do not depend on the rows it is computed with.
+    """
+
+    def __init__(self, loaded: LoadedModel, *, deterministic: bool = False) -> None:
+        """Raises ValueError when the device has no deterministic kernel."""
+        self._kernel = choose_kernel(loaded.device, deterministic=deterministic)
+        self._min_rows = MIN_ROWS if deterministic else 1
+        self._text_model = loaded.family.text_model(loaded.model)
+        self._lm_head = loaded.family.lm_head(loaded.model)
+        self._embedding = self._text_model.embed_tokens
+        self._num_heads = int(self._text_model.config.num_attention_heads)
+        self._device = loaded.device
+        self._never_chosen = _never_chosen(loaded, self._lm_head.weight.shape[0])
+        self.scaling = loaded.layout.head_dim**-0.5
+
+    @property
+    def kernel_name(self) -> str:
+        """Name of the attention kernel."""
+        return self._kernel.name
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        *,
+        token_ids: Sequence[int] | None = None,
+        embeds: Tensor | None = None,
+        positions: Tensor,
+        kv: KvView,
+        query_tap: QueryTap | None = None,
+    ) -> Tensor:
+        """Returns hidden states after the final norm, [num_new, hidden], of new tokens given as ids or as embeddings.
+
+        `positions` int64 [3, num_new]. Writes the new keys and values to the thread at `kv.thread_len` and leaves `thread_len` to
+        the caller. New tokens see the context, the thread and, causally, each other. A tap sees padding rows last.
+        Raises ValueError when the thread has no room.
+        """
+        if embeds is None:
+            embeds = self.embed(token_ids or ())
+        num_new = embeds.shape[0]
+        if not 0 < num_new <= kv.capacity - kv.thread_len:
+            raise ValueError(f"thread has room for {kv.capacity - kv.thread_len} more tokens, not {num_new}")
+        num_rows = max(num_new, self._min_rows)
+        if num_rows > num_new:
+            embeds, positions = _pad_rows(embeds, num_rows), _pad_rows(positions.T, num_rows).T
+        plan = self._kernel.plan(kv, num_new, num_rows, num_heads=self._num_heads, scaling=self.scaling)
+        hidden: Tensor = self._text_model(
+            inputs_embeds=embeds.unsqueeze(0),
+            position_ids=positions.to(self._device).unsqueeze(1),
+            attention_mask={"full_attention": None},
+            cache=None,
+            use_cache=False,
+            step=Step(kv, num_new, plan, query_tap),
+        ).last_hidden_state
+        return hidden[0, :num_new]
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Returns float32 [num_rows, vocab]; ids that are no tokens, or that stand for vision, are -inf."""
+        num_rows = hidden.shape[0]
+        padded = _pad_rows(hidden, max(num_rows, self._min_rows))
+        logits: Tensor = self._lm_head(padded)[:num_rows].float()
+        return logits.masked_fill_(self._never_chosen, float("-inf"))
+
+    @torch.inference_mode()
+    def embed(self, token_ids: Sequence[int]) -> Tensor:
+        """Returns input embeddings, [num_tokens, hidden]."""
+        embeds: Tensor = self._embedding(torch.tensor(token_ids, dtype=torch.int64, device=self._device))
+        return embeds
+
+
+def _pad_rows(rows: Tensor, num_rows: int) -> Tensor:
+    """Repeats the last row until there are `num_rows`."""
+    missing = num_rows - rows.shape[0]
+    return rows if missing <= 0 else torch.cat([rows, rows[-1:].expand(missing, -1)])
+
+
+def _never_chosen(loaded: LoadedModel, vocab: int) -> Tensor:
+    mask = torch.zeros(vocab, dtype=torch.bool)
+    mask[loaded.tokenizer.get_vocab_size(with_added_tokens=True) :] = True
+    mask[list(loaded.family.placeholder_token_ids)] = True
+    return mask.to(loaded.device)
