@@ -1,7 +1,7 @@
 """The independent reference: transformers' own model, processor, cache and `generate`, given explicit positions.
 
-Nothing of the engine or the services is used here but the noise of the shared sampling, so that an error in ours cannot hide in it.
-The positions come from the world's own statement of the release rule (bench/world/positions.py).
+Nothing of the engine or the services is used here but the noise of the shared sampling, so that an error in ours cannot
+hide in it. The positions come from the world's own statement of the release rule (bench/world/positions.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor, LogitsProcessor
 
 from bench.world.positions import Grid, prompt_positions
-from engine.sampling import Sampling, shared_noise
+from engine.sampling import Sampling, gumbel_noise
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference answer: token ids without the end token, and the top-2 margin of every choice, the end token's included."""
+    """Token ids without the end token, and the top-2 margin of every choice, the end token's included."""
 
     token_ids: list[int]
     margins: list[float]
@@ -67,7 +67,7 @@ class TransformersReference:
 
     @torch.inference_mode()
     def generate(self, prompt: Prompt, *, max_tokens: int, sampling: Sampling) -> Reference:
-        """Decodes with `generate`; at a temperature, through the same noise as ours, so that the law's sample is the same."""
+        """Decodes with `generate`; at a temperature, with the same noise as ours, so that the sample is the same."""
         chooser = _NoisyChoice(sampling, prompt.num_tokens, _banned_ids(self.model.config))
         output = self.model.generate(
             **prompt.inputs,
@@ -83,7 +83,7 @@ class TransformersReference:
 
 
 class _NoisyChoice(LogitsProcessor):
-    """Makes the greedy choice of `generate` the shared-noise sample, and keeps the margin between the two best tokens."""
+    """Makes the greedy choice of `generate` the shared-noise sample; keeps the margin of the two best tokens."""
 
     def __init__(self, sampling: Sampling, first_index: int, banned_ids: list[int]) -> None:
         self._sampling, self._index, self._banned_ids = sampling, first_index, banned_ids
@@ -93,7 +93,8 @@ class _NoisyChoice(LogitsProcessor):
         scores = scores.double()
         scores[:, self._banned_ids] = -torch.inf
         if self._sampling.temperature > 0:
-            scores = scores / self._sampling.temperature + shared_noise(self._sampling.seed, self._index, scores.shape[-1])
+            noise = gumbel_noise(self._sampling.seed, self._index, torch.arange(scores.shape[-1]))
+            scores = scores / self._sampling.temperature + noise
         best, second = scores[0].topk(2).values.tolist()
         self.margins.append(best - second)
         self._index += 1

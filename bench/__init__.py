@@ -1,0 +1,1 @@
+"""Benchmarks and the test world of Foveate."""
