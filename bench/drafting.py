@@ -2,10 +2,10 @@
 
     python -m bench.drafting [--prompts 40] [--frame-pairs 96]
 
-Through the three services, on held-out questions that ask to describe objects which are visible for two to four frame pairs
-only. Budgets are shares of the visual tokens; every method gets the same number of entries per layer and KV head. T counts
-accepted draft tokens per round, without the recovered or bonus token. The ceiling drafts from all visual entries, the floor
-from none. Errors are standard errors over prompts.
+Through the three services, on held-out questions that ask to describe objects which are visible for two to four frame
+pairs only. Budgets are shares of the visual tokens; every method gets the same number of entries per layer and KV
+head. T counts accepted draft tokens per round, without the recovered or bonus token. The ceiling drafts from all
+visual entries, the floor from none. Errors are standard errors over prompts.
 """
 
 from __future__ import annotations

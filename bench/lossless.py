@@ -2,12 +2,13 @@
 
     python -m bench.lossless [--prompts 201] [--max-tokens 96]
 
-For each held-out prompt (captions, object descriptions and questions; every other one sampled at T=0.8 with a seed) three
-answers are compared, token id by token id: drafted and streamed through the three services from a real video file; plain,
-through the same services with drafting off; and transformers' own `generate` in this process, given explicit positions.
+For each held-out prompt (captions, object descriptions and questions; every other one sampled at T=0.8 with a seed)
+three answers are compared, token id by token id: drafted and streamed through the three services from a real video
+file; plain, through the same services with drafting off; and transformers' own `generate` in this process, given
+explicit positions.
 
-The services run in deterministic mode, so drafted and plain must be equal, always. transformers uses other kernels: there a
-difference counts as a near tie if the reference's two best tokens were closer than 1e-4 where they part.
+The services run in deterministic mode, so drafted and plain must be equal, always. transformers uses other kernels:
+there a difference counts as a near tie if the reference's two best tokens were closer than 1e-4 where they part.
 """
 
 from __future__ import annotations
