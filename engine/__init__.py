@@ -10,5 +10,6 @@ handle_proto PoolHandle <-> KvHandle                   device_thread  the one th
 
 import os
 
-# Models are local folders: nothing in the process may reach for a model hub, so this precedes every import of transformers.
+# Models are local folders: nothing in the process may reach for a model hub, so this precedes every import of
+# transformers.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -1,8 +1,9 @@
 """CUDA memory across processes through the raw 64-byte IPC handle.
 
-The handle denotes the whole cudaMalloc block, so the pool is one tensor, allocated first; its offset inside the block travels
-beside the handle. Devices are named by UUID: ordinals differ between processes. No reference counters and no pickles: the owner
-outlives its readers by contract (the sequence ends before its slab is freed), and a reader checks the header's epoch.
+The handle denotes the whole cudaMalloc block, so the pool is one tensor, allocated first; its offset inside the block
+travels beside the handle. Devices are named by UUID: ordinals differ between processes. No reference counters and no
+pickles: the owner outlives its readers by contract (the sequence ends before its slab is freed), and a reader checks
+the header's epoch.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ def allocate_exported(num_bytes: int, device: torch.device) -> tuple[Tensor, Cud
 def open_exported(segment: CudaIpcSegment, num_bytes: int, device: torch.device) -> Tensor:
     """Maps another process's block and returns the pool in it, uint8 [num_bytes], on the exporting GPU.
 
-    Raises KvNotShared when the GPU is not this process's `device` or the driver refuses. The block stays open for as long as
-    a tensor over it lives.
+    Raises KvNotShared when the GPU is not this process's `device` or the driver refuses. The block stays open for as
+    long as a tensor over it lives.
     """
     from cuda.bindings import runtime
 

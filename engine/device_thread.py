@@ -19,7 +19,7 @@ class DeviceThread:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs `fn` after everything submitted before it, with the caller's context variables; returns or raises its outcome.
+        """Runs `fn` after all that was submitted before, with the caller's context variables; returns its result.
 
         Cancelling the caller does not stop `fn`, nor keep it from starting: what it frees will be freed.
         """

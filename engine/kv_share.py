@@ -51,7 +51,7 @@ class MappedPool:
         return pool
 
     def views(self, slab: Slab) -> tuple[Tensor, Tensor]:
-        """Returns keys and values of `slab`, each [num_layers, num_kv_heads, capacity, head_dim]; ValueError outside."""
+        """Returns keys and values, each [num_layers, num_kv_heads, capacity, head_dim]; ValueError outside."""
         return slab_views(self._memory, self.handle.layout, slab)
 
     def selection_view(self, slab: SelectionSlab) -> Tensor:

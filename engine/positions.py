@@ -1,9 +1,9 @@
 """3-D RoPE positions of Qwen2-VL and Qwen2.5-VL by the rule the models were trained with.
 
-Text advances all three axes (time, height, width) together; a vision block spans a grid; text after it starts at one more than the
-largest position so far on any axis. Libraries disagree on that last step and keep the result in module state, so positions are
-computed here and passed explicitly to every forward. Source: Qwen2-VL (arXiv 2409.12191, section 2.1) and Qwen2.5-VL (arXiv
-2502.13923, section 2.1.2: absolute time), as in the models' first release.
+Text advances all three axes (time, height, width) together; a vision block spans a grid; text after it starts at one
+more than the largest position so far on any axis. Libraries disagree on that last step and keep the result in module
+state, so positions are computed here and passed explicitly to every forward. Source: Qwen2-VL (arXiv 2409.12191,
+section 2.1) and Qwen2.5-VL (arXiv 2502.13923, section 2.1.2: absolute time), as in the models' first release.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Positions:
-    """Positions of a prompt: `ids` int64 [3 (time, height, width), num_tokens]; the next text token is at `next_position`."""
+    """Positions of a prompt, int64 [3 (time, height, width), num_tokens], and that of the next text token."""
 
     ids: Tensor
     next_position: int
@@ -44,7 +44,7 @@ class VisionGrid:
 
 
 def time_ids(num_steps: int, second_per_grid: float | None, tokens_per_second: float) -> tuple[int, ...]:
-    """Temporal ids of a video's steps: floor(step * seconds per step * tokens per second), or the step where time is not known.
+    """Temporal ids of a video's steps: floor(step * seconds per step * tokens per second), or the plain step.
 
     In float32, as the models were trained: 0.1 * 10 must not become 0.9999.
     """
@@ -63,8 +63,8 @@ def text_positions(start: int, num_tokens: int) -> Tensor:
 def prompt_positions(token_ids: Sequence[int], placeholders: dict[int, Sequence[VisionGrid]]) -> Positions:
     """Returns the positions of a prompt whose vision blocks are runs of placeholder ids.
 
-    `placeholders` maps a placeholder id (video, image) to its blocks in order of appearance. Raises ValueError when a run is shorter
-    than its block, or when blocks are missing or left over.
+    `placeholders` maps a placeholder id (video, image) to its blocks in order of appearance. Raises ValueError when a
+    run is shorter than its block, or when blocks are missing or left over.
     """
     pending = {token_id: list(grids) for token_id, grids in placeholders.items()}
     pieces: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""One forward of a text model over KV that lives elsewhere: transformers' own layers, our attention, explicit positions."""
+"""A text model's forward over KV that lives elsewhere: transformers' layers, our attention, explicit positions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.loading import LoadedModel
 
 
 class TextRunner:
-    """Runs a model's text part. Holds no state of any sequence: everything a forward reads or writes is in its arguments.
+    """Runs a model's text part; stateless: everything a forward reads or writes is in its arguments.
 
     In deterministic mode the bits of a row's hidden state and logits do not depend on the rows it is computed with.
     """
@@ -47,9 +47,9 @@ class TextRunner:
     ) -> Tensor:
         """Returns hidden states after the final norm, [num_new, hidden], of new tokens given as ids or as embeddings.
 
-        `positions` int64 [3, num_new]. Writes the new keys and values to the thread at `kv.thread_len` and leaves `thread_len` to
-        the caller. New tokens see the context, the thread and, causally, each other. A tap sees padding rows last.
-        Raises ValueError when the thread has no room.
+        `positions` int64 [3, num_new]. Writes the new keys and values to the thread at `kv.thread_len` and leaves
+        `thread_len` to the caller. New tokens see the context, the thread and, causally, each other. A tap sees
+        padding rows last. Raises ValueError when the thread has no room.
         """
         if embeds is None:
             embeds = self.embed(token_ids or ())

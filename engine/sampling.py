@@ -1,8 +1,9 @@
 """Choosing tokens with noise that drafter and verifier share, so that only token ids cross processes.
 
-Gumbel-max: argmax(transformed logits + g) with independent Gumbel noise g is an exact sample of softmax(transformed logits). Here g is a
-function of (seed, sequence index, token id) alone, so two processes that see the same logits choose the same token, whatever
-block of positions they look at, and a draft is accepted iff the two ids are equal. Greedy is the special case without noise.
+Gumbel-max: argmax(transformed logits + g) with independent Gumbel noise g is an exact sample of softmax(transformed
+logits). Here g is a function of (seed, sequence index, token id) alone, so two processes that see the same logits
+choose the same token, whatever block of positions they look at, and a draft is accepted iff the two ids are equal.
+Greedy is the special case without noise.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class Sampling:
 
 
 def choose(logits: Tensor, first_index: int, sampling: Sampling) -> list[int]:
-    """Returns one token id per row of `logits` [num_rows, vocab]; row i chooses the token at sequence index first_index + i."""
+    """Returns a token id per row of `logits` [num_rows, vocab]; row i is for sequence index first_index + i."""
     if sampling.temperature == 0.0:
         return [int(token_id) for token_id in logits.argmax(dim=-1).tolist()]
     return [_sample(row, first_index + offset, sampling) for offset, row in enumerate(logits)]
 
 
 def transformed(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """Returns (scaled logits float64, token ids int64) of the tokens one row [vocab] may choose, likeliest first if truncated.
+    """Returns (scaled logits float64, token ids) of what a row [vocab] may choose, likeliest first if truncated.
 
     Temperature, then top-k, then top-p over what is left. Ties are broken by token id, the lower one first.
     """
@@ -62,7 +63,8 @@ def gumbel_noise(seed: int, index: int, token_ids: Tensor) -> Tensor:
 def uniform(seed: int, index: int, token_ids: Tensor) -> Tensor:
     """Returns numbers in (0, 1) with 52 random bits, float64, keyed as above; bit-equal on every device.
 
-    Two rounds of murmur3's 32-bit finaliser over the token id, each under its own half of a 64-bit key made from seed and index.
+    Two rounds of murmur3's 32-bit finaliser over the token id, each under its own half of a 64-bit key made from seed
+    and index.
     """
     key = _mix_64((_mix_64(seed & _MASK_64) + index) & _MASK_64)
     low, high = key & _MASK_32, key >> 32

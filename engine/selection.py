@@ -1,9 +1,9 @@
 """Which visual entries a sparse drafter reads: picked once per question, per layer and KV head, beside the prefill.
 
-Attention selection is Sparse-to-Dense's (arXiv 2505.19155, section 3.2): the mean over the question's own words, the sum over the query
-heads of a KV group, of the softmax attention to each visual entry; the largest are kept, in order of position. The scores are computed from
-the question's queries and the cached keys, never by asking the model for its attention: that would switch kernels, and the KV would no
-longer be that of a plain prefill.
+Attention selection is Sparse-to-Dense's (arXiv 2505.19155, section 3.2): the mean over the question's own words, the
+sum over the query heads of a KV group, of the softmax attention to each visual entry; the largest are kept, in order
+of position. The scores are computed from the question's queries and the cached keys, never by asking the model for
+its attention: that would switch kernels, and the KV would no longer be that of a plain prefill.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class SelectionMethod(StrEnum):
 def attention_scores(queries: Tensor, keys: Tensor, visual_index: Tensor, scaling: float) -> Tensor:
     """Returns the attention each visual entry gets, float32 [num_kv_heads, num_visual].
 
-    `queries` [num_heads, num_rows, head_dim] and `keys` [num_kv_heads, num_context, head_dim], both with positions applied;
-    `visual_index` [num_visual] names the visual entries among the context's. Softmax runs over the whole context.
+    `queries` [num_heads, num_rows, head_dim] and `keys` [num_kv_heads, num_context, head_dim], both with positions
+    applied; `visual_index` [num_visual] names the visual entries among the context's. Softmax runs over the whole
+    context.
     """
     num_heads, num_rows, head_dim = queries.shape
     num_kv_heads, num_context, _ = keys.shape
@@ -41,7 +42,7 @@ def attention_scores(queries: Tensor, keys: Tensor, visual_index: Tensor, scalin
     total = keys.new_zeros(num_kv_heads, num_context, dtype=torch.float32)
     for head in range(num_kv_heads):
         transposed = keys[head].float().T  # [head_dim, num_context]
-        for rows in folded[head].split(block):
+        for rows in torch.split(folded[head], block):
             total[head] += torch.softmax(rows @ transposed, dim=-1).sum(dim=0)
     return total[:, visual_index] / num_rows
 
@@ -49,8 +50,8 @@ def attention_scores(queries: Tensor, keys: Tensor, visual_index: Tensor, scalin
 class ScoreTap:
     """A QueryTap that scores the visual entries of a context with the queries of chosen rows, layer by layer.
 
-    `context_keys` [num_layers, num_kv_heads, num_context, head_dim]; `rows` are the question's own words among the rows of the
-    forward. After it, `scores` is float32 [num_layers, num_kv_heads, num_visual].
+    `context_keys` [num_layers, num_kv_heads, num_context, head_dim]; `rows` are the question's own words among the
+    rows of the forward. After it, `scores` is float32 [num_layers, num_kv_heads, num_visual].
     """
 
     def __init__(self, context_keys: Tensor, visual_index: Tensor, rows: slice, scaling: float) -> None:
@@ -77,8 +78,8 @@ def select(
 ) -> Tensor:
     """Returns the entries to keep, int32 [num_layers, num_kv_heads, num_selected]: ascending indices into the context.
 
-    `visual_index` int64 [num_visual] is ascending. `scores` [num_layers, num_kv_heads, num_visual] is needed for ATTENTION only,
-    `generator` (on the CPU) for RANDOM only. Raises ValueError when more is asked for than there is.
+    `visual_index` int64 [num_visual] is ascending. `scores` [num_layers, num_kv_heads, num_visual] is needed for
+    ATTENTION only, `generator` (on the CPU) for RANDOM only. Raises ValueError when more is asked for than there is.
     """
     num_visual = visual_index.numel()
     if not 0 <= num_selected <= num_visual:

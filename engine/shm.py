@@ -1,7 +1,8 @@
 """POSIX shared memory by random name, whose owner's death anybody can see.
 
-The owner holds an exclusive flock on the file for as long as it lives; the kernel drops it on any death, SIGKILL included.
-So a file that can be locked has no owner: a reader stops trusting it, and the next start of an owner removes it.
+The owner holds an exclusive flock on the file for as long as it lives; the kernel drops it on any death, SIGKILL
+included. So a file that can be locked has no owner: a reader stops trusting it, and the next start of an owner
+removes it.
 """
 
 from __future__ import annotations

@@ -15,9 +15,10 @@ IMPLEMENTATION_NAME = "foveate"
 class KvView:
     """What one sequence attends.
 
-    `context`: keys and values [num_layers, num_kv_heads, context_len, head_dim], read-only, every row visible to every query; None
-    without one. `thread`: keys and values [num_layers, num_kv_heads, capacity, head_dim]; rows before `thread_len` are visible, a
-    forward writes its own after them. Whoever holds the view advances or truncates `thread_len`.
+    `context`: keys and values [num_layers, num_kv_heads, context_len, head_dim], read-only, every row visible to
+    every query; None without one. `thread`: keys and values [num_layers, num_kv_heads, capacity, head_dim]; rows
+    before `thread_len` are visible, a forward writes its own after them. Whoever holds the view advances or truncates
+    `thread_len`.
     """
 
     context: tuple[Tensor, Tensor] | None
@@ -67,7 +68,7 @@ class AttentionKernel(Protocol):
 
 
 class Step:
-    """One forward's attention: writes the new keys and values into the thread, shows queries to the tap, runs the plan."""
+    """One forward's attention: new keys and values go to the thread, queries to the tap, then the plan runs."""
 
     def __init__(self, kv: KvView, num_new: int, plan: AttentionPlan, tap: QueryTap | None) -> None:
         keys, values = kv.thread
@@ -77,7 +78,7 @@ class Step:
         self._new_values = values[:, :, kv.thread_len : stop].unbind(0)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Runs one layer on [1, heads, num_rows, head_dim] of query, key and value: [1, num_rows, num_heads, head_dim]."""
+        """Runs one layer on [1, heads, num_rows, head_dim] each; returns [1, num_rows, num_heads, head_dim]."""
         self._new_keys[layer].copy_(key[0, :, : self._num_new])
         self._new_values[layer].copy_(value[0, :, : self._num_new])
         if self._tap is not None:
@@ -88,7 +89,7 @@ class Step:
 def attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, *, step: Step, **_: Any
 ) -> tuple[Tensor, None]:
-    """The function transformers calls in each layer; `step` comes from the runner through the model's keyword arguments."""
+    """The function transformers calls in each layer; `step` is the runner's keyword argument to the model."""
     return step.attend(module.layer_idx, query, key, value), None
 
 

@@ -1,9 +1,9 @@
 """The deterministic CPU kernel: a row's result has the same bits whatever rows it is computed with.
 
-Matrix products of a CPU are bit-stable in the number of rows from MIN_ROWS on (probe.py checks it), but only for equal shapes of
-the other operand. So keys are walked on a fixed grid of chunks; a chunk of the thread that is not full is widened to a multiple of WIDTH
-with rows that are masked, never narrowed to what is visible. Added columns weigh exactly zero, and online softmax visits the chunks in
-one fixed order.
+Matrix products of a CPU are bit-stable in the number of rows from MIN_ROWS on (probe.py checks it), but only for
+equal shapes of the other operand. So keys are walked on a fixed grid of chunks; a chunk of the thread that is not
+full is widened to a multiple of WIDTH with rows that are masked, never narrowed to what is visible. Added columns
+weigh exactly zero, and online softmax visits the chunks in one fixed order.
 """
 
 from __future__ import annotations

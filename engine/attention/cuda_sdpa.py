@@ -29,7 +29,7 @@ class CudaPrimitives:
 
 
 def plain_masked(query: Tensor, keys: Tensor, values: Tensor, scaling: float, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention by matrix products, float32 inside: for a few hundred keys at most. Shapes as in `Primitives.masked`."""
+    """Attention by matrix products with float32 scores, for few keys; shapes as in `Primitives.masked`."""
     scores = torch.matmul(query, keys.transpose(-1, -2)).float() * scaling + bias.float()
     lse = torch.logsumexp(scores, dim=-1)
     weights = torch.exp(scores - lse.unsqueeze(-1)).to(values.dtype)

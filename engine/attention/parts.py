@@ -1,8 +1,9 @@
 """Attention in parts: each part of the keys by itself, merged exactly by log-sum-exp.
 
-A sequence's keys are a context that every row sees, earlier rows of the thread that every row sees, and the new rows, which are causal.
-Only the last part needs a mask, so the long ones run on the fastest kernel a device has. The query heads of a KV group are
-folded into the rows: a group reads its keys once. Source: FlashAttention-2 (arXiv 2307.08691, section 3.1.1) for the merge.
+A sequence's keys are a context that every row sees, earlier rows of the thread that every row sees, and the new rows,
+which are causal. Only the last part needs a mask, so the long ones run on the fastest kernel a device has. The query
+heads of a KV group are folded into the rows: a group reads its keys once. Source: FlashAttention-2 (arXiv 2307.08691,
+section 3.1.1) for the merge.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ _MAX_THREAD_MASK = 1 << 16
 
 
 class Primitives(Protocol):
-    """The two calls a device must have. Rows are [1, num_kv_heads, num_rows, head_dim]; both return (output, log-sum-exp)."""
+    """The two calls a device must have; both return (output, log-sum-exp).
+
+    Query, keys, values and output are [1, num_kv_heads, num_rows, head_dim].
+    """
 
     @property
     def name(self) -> str:
@@ -133,6 +137,6 @@ def _layers(rows: Tensor) -> tuple[Tensor, ...]:
 
 
 def causal_bias(num_new: int, num_keys: int, group: int, like: Tensor) -> Tensor:
-    """Returns 0 where a row may look and -inf where it may not, [group * num_new, num_keys]; the new rows are the last keys."""
+    """Returns [group * num_new, num_keys]: 0 where a row may look, else -inf; the new rows are the last keys."""
     bias = torch.full((num_new, num_keys), float("-inf"), dtype=like.dtype, device=like.device)
     return bias.triu_(num_keys - num_new + 1).repeat(group, 1)

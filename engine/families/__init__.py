@@ -1,4 +1,4 @@
-"""Model families: the few things in which supported models differ. A family is found by the checkpoint's `model_type`."""
+"""Model families, found by the checkpoint's `model_type`: the few things in which supported models differ."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Family(abc.ABC):
         *,
         image_grids: Sequence[tuple[int, int, int]] = (),
     ) -> Positions:
-        """Positions of a prompt; grids are (time, height, width) in patches before merging, as the processor gives them.
+        """Positions of a prompt; grids are (time, height, width) in patches before merging, as processors give them.
 
         Raises ValueError when grids, intervals and placeholders do not match.
         """
