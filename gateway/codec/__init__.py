@@ -1,0 +1,1 @@
+"""Protobuf to values and back, for `servicer` and `clients`; nothing else in the gateway sees a message."""

@@ -1,0 +1,124 @@
+"""Requests and replies over one bidirectional stream, with every failure as an error that names the peer.
+
+Every request has its own id and exactly one reply. A reply with an earlier id is late or doubled and is dropped: taken
+for the next draft, it would leave the answer right and its acceptance near zero.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+import grpc
+
+from foveate.rpc.errors import Cancelled, FoveateError, Internal, Unavailable, from_rpc_error
+
+RETRY_AFTER_S = 1.0
+END: Any = grpc.aio.EOF  # what reading returns after the last message
+_CLOSE_S = 1.0  # how long the end of a stream waits for the peer to free the sequence
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """When the caller stops waiting, on the monotonic clock; None is never."""
+
+    at_s: float | None = None
+
+    @classmethod
+    def after(cls, remaining_s: float | None) -> Deadline:
+        """Returns the deadline `remaining_s` from now."""
+        return cls(None if remaining_s is None else time.monotonic() + remaining_s)
+
+    def remaining_s(self) -> float | None:
+        """Returns the time left for a call to a peer; never negative."""
+        return None if self.at_s is None else max(0.0, self.at_s - time.monotonic())
+
+
+class _Message(Protocol):
+    @property
+    def request_id(self) -> int: ...
+
+
+RequestT = TypeVar("RequestT", bound=_Message)
+ReplyT = TypeVar("ReplyT", bound=_Message)
+
+
+class Exchange(Generic[RequestT, ReplyT]):
+    """Requests and replies, one at a time, over one stream. Any failure is a FoveateError that names the peer."""
+
+    def __init__(self, peer: str, call: grpc.aio.StreamStreamCall[RequestT, ReplyT]) -> None:
+        self._peer = peer
+        self._call = call
+        self._last_request_id = 0
+
+    def next_id(self) -> int:
+        """Returns the id of the next request."""
+        self._last_request_id += 1
+        return self._last_request_id
+
+    async def ask(self, request: RequestT) -> ReplyT:
+        """Sends a request and returns its reply."""
+        try:
+            with contextlib.suppress(asyncio.InvalidStateError):  # over already: reading tells why
+                await self._call.write(request)
+            while True:
+                reply: Any = await self._call.read()
+                if reply is END:
+                    raise Unavailable(f"the {self._peer} ended the stream", retry_after_s=RETRY_AFTER_S)
+                if reply.request_id == request.request_id:
+                    return cast(ReplyT, reply)
+                if reply.request_id > request.request_id:
+                    raise self.wrong(f"replied to request {reply.request_id}, which was never sent")
+        except grpc.RpcError as error:
+            raise peer_error(self._peer, error) from error
+
+    def wrong(self, what: str) -> FoveateError:
+        """Returns the error of a peer that breaks the contract."""
+        return Internal(f"the {self._peer} {what}", reason="PEER_PROTOCOL")
+
+    def cancel(self) -> None:
+        """Ends the stream at once; the peer frees the sequence."""
+        self._call.cancel()
+
+    async def close(self) -> None:
+        """Ends the stream in order, and waits for the peer to have freed the sequence."""
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._call.done_writing()
+                while await self._call.read() is not END:
+                    pass
+        except (TimeoutError, grpc.RpcError):
+            self._call.cancel()
+
+
+def peer_error(peer: str, error: grpc.RpcError) -> FoveateError:
+    """Returns what a failed call to a peer means for the caller; a peer that went away is UNAVAILABLE, retry soon."""
+    mapped = from_rpc_error(error)
+    if isinstance(mapped, Unavailable | Cancelled):
+        retry_after_s = mapped.retry_after_s or RETRY_AFTER_S
+        return Unavailable(f"the {peer} is not available", reason=f"{peer.upper()}_LOST", retry_after_s=retry_after_s)
+    return mapped
+
+
+@contextlib.contextmanager
+def mapped(peer: str) -> Iterator[None]:
+    """Turns a failed call to a peer into its error."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise peer_error(peer, error) from error
+
+
+@contextlib.asynccontextmanager
+async def closing(exchange: Exchange[Any, Any]) -> AsyncIterator[None]:
+    """Closes the stream in order after a good end, and cancels it at once after any other."""
+    try:
+        yield
+    except BaseException:
+        exchange.cancel()
+        raise
+    await exchange.close()
