@@ -1,0 +1,67 @@
+import itertools
+
+import pytest
+
+from bench.world import KINDS, Sample, facts, held_out, score
+from bench.world.scoring import parse
+
+PAIRS = (2, 8, 48)
+BRIEF = (None, True, False)
+
+
+def samples(kind: str, num: int) -> list[Sample]:
+    return [
+        held_out(kind, index, num_frame_pairs=PAIRS[index % 3], brief=BRIEF[index // 3 % 3]) for index in range(num)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_parser_reads_every_fact_back(kind: str) -> None:
+    for sample in samples(kind, 2000):
+        assert facts(sample, sample.answer) == 1.0, (sample.question, sample.answer)
+
+
+def test_another_videos_answer_scores_low() -> None:
+    captions = samples("caption", 300)
+    shares = [facts(sample, other.answer) for sample, other in itertools.pairwise(captions)]
+    assert sum(shares) / len(shares) < 0.3
+
+
+def test_fact_words_are_fifteen_to_twenty_five_percent_of_a_caption() -> None:
+    captions = samples("caption", 500)
+    num_words = sum(len(sample.answer.replace(",", " ,").replace(".", " .").split()) for sample in captions)
+    assert 0.15 < sum(len(sample.key) for sample in captions) / num_words < 0.25
+
+
+def test_one_wrong_word_costs_one_fact() -> None:
+    sample = held_out("describe", 0, num_frame_pairs=8)
+    right = next(fact.value for fact in sample.key if fact.kind == "shape")
+    wrong = "bar" if right != "bar" else "ring"
+    marks = score(sample, sample.answer.replace(right, wrong, 1))
+    assert sum(mark for values in marks.values() for mark in values) == len(sample.key) - 1
+    assert marks["shape"][0] == 0
+
+
+def test_a_thing_that_was_not_asked_about_costs_a_mark() -> None:
+    sample = held_out("caption", 0, num_frame_pairs=8)
+    unseen = next(color for color in ("red", "green", "blue", "yellow", "purple") if color not in sample.answer)
+    marks = score(sample, f"{sample.answer} There is a {unseen} object.")
+    assert marks["color"] == [1] * len(sample.world.things) + [0]
+
+
+def test_a_missing_thing_costs_all_its_facts() -> None:
+    sample = held_out("describe", 0, num_frame_pairs=8)
+    assert facts(sample, "") == 0.0
+
+
+def test_the_first_word_of_a_kind_counts() -> None:
+    said = parse(
+        "There are two objects. The red object is a small circle and a bar that moves left on a navy background."
+    )
+    assert said.count == "two"
+    assert said.things == {"red": {"size": "small", "shape": "circle", "motion": "left", "background": "navy"}}
+
+
+@pytest.mark.parametrize("kind", ["question", "multiple_choice"])
+def test_an_empty_answer_is_wrong(kind: str) -> None:
+    assert all(facts(sample, "") == 0.0 for sample in samples(kind, 100))
