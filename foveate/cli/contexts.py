@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from foveate.cli.errors import reported
 from foveate.cli.options import DeadlineOption, JsonOption
 from foveate.cli.output import Output, as_dict
-from foveate.client import Client
+from foveate.client import Client, Context
 from foveate.client.sync import DEFAULT_ADDRESS
 
 app = typer.Typer(help="Contexts (prefilled videos) of a running server.", no_args_is_help=True)
@@ -20,6 +19,8 @@ ServerOption = Annotated[
 ]
 NameArgument = Annotated[str, typer.Argument(metavar="CONTEXT", help="contexts/ID, or the ID alone.")]
 DEFAULT_CALL_S = 30.0
+_HEADER = ("context", "created", "video", "frames", "visual tokens", "KV")
+_NOT_SHOWN = {"video", "timings", "frame_timestamps_s", "reused"}
 
 
 @app.command("ls")
@@ -33,21 +34,7 @@ def list_contexts(
         if as_json:
             output.print_json({"contexts": [as_dict(context) for context in contexts]})
             return
-        table = Table("context", "created", "video", "frames", "visual tokens", "KV", box=None)
-        for context in contexts:
-            video = context.video
-            created = context.create_time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-            size = f"{context.kv_bytes / 2**20:.1f} MiB"
-            row = (
-                context.name,
-                created,
-                f"{video.duration_s:.1f} s",
-                video.num_frames,
-                context.num_visual_tokens,
-                size,
-            )
-            table.add_row(*map(str, row))
-        output.out.print(table)
+        output.print_table([_HEADER, *map(_row, contexts)])
 
 
 @app.command("show")
@@ -64,13 +51,8 @@ def show_context(
         if as_json:
             output.print_json(as_dict(context))
             return
-        table = Table(box=None, show_header=False)
         facts = {**as_dict(context), **as_dict(context.video), **as_dict(context.timings)}
-        for key in ("video", "timings", "frame_timestamps_s", "reused"):
-            facts.pop(key)
-        for key, value in facts.items():
-            table.add_row(key, str(value))
-        output.out.print(table)
+        output.print_table([(key, value) for key, value in facts.items() if key not in _NOT_SHOWN])
 
 
 @app.command("rm")
@@ -87,3 +69,14 @@ def remove_contexts(
             client.delete_context(name)
         if as_json:
             output.print_json({"deleted": names})
+
+
+def _row(context: Context) -> tuple[object, ...]:
+    return (
+        context.name,
+        context.create_time.astimezone().strftime("%Y-%m-%d %H:%M:%S"),
+        f"{context.video.duration_s:.1f} s",
+        context.video.num_frames,
+        context.num_visual_tokens,
+        f"{context.kv_bytes / 2**20:.1f} MiB",
+    )

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import sys
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -26,6 +27,13 @@ class Output:
         """Writes text of the model or the user to stdout at once, exactly, save for terminal control."""
         sys.stdout.write(printable(text))
         sys.stdout.flush()
+
+    def print_table(self, rows: Sequence[Sequence[object]]) -> None:
+        """Writes rows to stdout in aligned columns; nothing is cut to the terminal's width, names are to be copied."""
+        cells = [[printable(str(cell)) for cell in row] for row in rows]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for row in cells:
+            self.write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")
 
     def print_json(self, value: dict[str, Any]) -> None:
         """Writes one JSON object as one line to stdout."""
