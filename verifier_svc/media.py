@@ -1,0 +1,149 @@
+"""Where a video's bytes come from: an upload spooled into a nameless file, or a file below the media root.
+
+Either way the rest of the service holds one open file. Its container format is told from its first bytes, never from
+its name, and the demuxer is fixed by it: no demuxer that follows references to other files or hosts can be reached.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from foveate.rpc.errors import InvalidArgument, NotFound, ResourceExhausted, invalid
+
+HASH_BLOCK_BYTES = 1024 * 1024
+SNIFF_BYTES = 64
+_MOV_FIRST_BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
+
+
+@dataclass
+class Media:
+    """An open video file with its full-content hash; whoever holds it closes it."""
+
+    file: IO[bytes]
+    num_bytes: int
+    sha256: str
+    field_path: str
+
+    def close(self) -> None:
+        """Closes the file; an upload's bytes are gone with it."""
+        self.file.close()
+
+
+class UploadSpool:
+    """An upload on its way in: hashed while it is written to a nameless file, so that no exit can leave it behind.
+
+    The chunks' order and the size limit are checked before a byte is written.
+    """
+
+    def __init__(self, *, max_bytes: int, announced_bytes: int = 0) -> None:
+        self._max_bytes = max_bytes
+        self._announced_bytes = announced_bytes
+        self._check_size(announced_bytes)
+        self._file: IO[bytes] = tempfile.TemporaryFile(prefix="foveate-upload-")  # noqa: SIM115 - handed on by finish()
+        self._digest = hashlib.sha256()
+        self.num_bytes = 0
+
+    def append(self, data: bytes, write_offset: int) -> None:
+        """Appends one chunk; a gap, an overlap or an over-long upload raises."""
+        if write_offset != self.num_bytes:
+            raise invalid("chunk.write_offset", f"is {write_offset}, but {self.num_bytes} bytes have arrived so far")
+        self._check_size(self.num_bytes + len(data))
+        self._file.write(data)
+        self._digest.update(data)
+        self.num_bytes += len(data)
+
+    def finish(self) -> Media:
+        """Hands the complete file on; the caller closes it from now on."""
+        if self.num_bytes == 0:
+            raise invalid("chunk.data", "the upload is empty")
+        if self._announced_bytes and self._announced_bytes != self.num_bytes:
+            announced, arrived = self._announced_bytes, self.num_bytes
+            raise invalid("spec.upload.total_bytes", f"announced {announced} bytes, but {arrived} arrived")
+        self._file.flush()
+        return Media(self._file, self.num_bytes, self._digest.hexdigest(), "spec.upload")
+
+    def discard(self) -> None:
+        """Drops what has arrived."""
+        self._file.close()
+
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            raise ResourceExhausted(
+                f"the upload has {num_bytes} bytes or more; the limit is {self._max_bytes}",
+                reason="UPLOAD_TOO_LARGE",
+                metadata={"needed_bytes": str(num_bytes), "limit_bytes": str(self._max_bytes)},
+            )
+
+
+def open_below_root(path: str, media_root: Path | None) -> Media:
+    """Opens and hashes the regular file `path` names below `media_root`; runs in a worker thread.
+
+    INVALID_ARGUMENT when no root is configured, the path leads outside it (`..`, absolute, symbolic links, also ones
+    swapped in between check and opening), or it is no regular file. NOT_FOUND when nothing is there.
+    """
+    if media_root is None:
+        raise invalid("spec.path", "this server has no media root; upload the file instead")
+    root = media_root.resolve()
+    if not path or "\0" in path:
+        raise invalid("spec.path", "must name a file below the media root")
+    outside = invalid("spec.path", "lies outside the media root")
+    try:
+        target = (root / path).resolve()
+    except (OSError, RuntimeError) as error:
+        raise invalid("spec.path", "cannot be resolved") from error
+    if not target.is_relative_to(root):
+        raise outside
+    try:
+        descriptor = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotFound(f"no file {path!r} below the media root", resource=("media", path)) from error
+    except OSError as error:
+        raise invalid("spec.path", "cannot be opened") from error
+    file = os.fdopen(descriptor, "rb")
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise invalid("spec.path", "is not a regular file")
+        if not Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_relative_to(root):
+            raise outside
+        if facts.st_size == 0:
+            raise invalid("spec.path", "the file is empty")
+        return Media(file, facts.st_size, _hash_file(file), "spec.path")
+    except BaseException:
+        file.close()
+        raise
+
+
+def container_format(media: Media) -> str:
+    """Returns the demuxer's name for the file's first bytes; INVALID_ARGUMENT when it is none that we read."""
+    media.file.seek(0)
+    head = media.file.read(SNIFF_BYTES)
+    media.file.seek(0)
+    if head[4:8] in _MOV_FIRST_BOXES:
+        return "mov"
+    if head.startswith(b"\x1a\x45\xdf\xa3"):
+        return "matroska"
+    if head.startswith((b"GIF87a", b"GIF89a")):
+        return "gif"
+    raise not_a_video(media, "is not a video that can be read; send mp4, webm, mov or gif")
+
+
+def not_a_video(media: Media, description: str) -> InvalidArgument:
+    """Returns the error of a file whose content is at fault."""
+    error = invalid(media.field_path, description)
+    error.reason = "UNREADABLE_VIDEO"
+    return error
+
+
+def _hash_file(file: IO[bytes]) -> str:
+    digest = hashlib.sha256()
+    while block := file.read(HASH_BLOCK_BYTES):
+        digest.update(block)
+    file.seek(0)
+    return digest.hexdigest()

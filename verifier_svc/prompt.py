@@ -1,0 +1,170 @@
+"""A conversation about a video as token ids, with people's words kept apart from the template's markup.
+
+    context, one per video:  <|im_start|>system ... <|im_start|>user <|vision_start|> N x <|video_pad|> <|vision_end|>
+    thread, one per answer:  question <|im_end|> ... <|im_start|>assistant
+
+The template is rendered with stand-ins for everything a person wrote. Markup is looked for in the template's own parts
+only; a person's words are then put between, in one piece of text with the template's plain words around them, and
+tokenised with special tokens switched off. Ordinary text so gets the ids it gets from transformers, and markup in a
+question is plain text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
+
+
+class Role(Enum):
+    """Who said a turn; the value is the chat template's word."""
+
+    USER = "user"
+    ASSISTANT = "assistant"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """An earlier turn of the conversation."""
+
+    role: Role
+    text: str
+
+
+@dataclass(frozen=True)
+class ThreadPrompt:
+    """The thread's part of a prompt; `question_rows` are the rows that the question's own words fill."""
+
+    token_ids: tuple[int, ...]
+    question_rows: range
+
+
+@dataclass(frozen=True)
+class _Rendered:
+    token_ids: list[int]
+    question_rows: range
+
+
+@dataclass(frozen=True)
+class _PlainText:
+    """Text without markup; `question` is the run of characters in it that the question fills."""
+
+    text: str = ""
+    question: range = range(0)
+
+    def plus(self, text: str, *, is_question: bool = False) -> _PlainText:
+        start = len(self.text)
+        return _PlainText(self.text + text, range(start, start + len(text)) if is_question else self.question)
+
+
+class PromptBuilder:
+    """Builds prompts of one checkpoint: its chat template, its tokenizer, its video placeholder."""
+
+    def __init__(
+        self,
+        *,
+        chat_template: str,
+        tokenizer_json: bytes,
+        special_tokens: Mapping[str, Any],
+        video_token_id: int,
+    ) -> None:
+        self._template = chat_template
+        self._special_tokens = dict(special_tokens)
+        self._video_token_id = video_token_id
+        self._plain = _plain_tokenizer(tokenizer_json)
+        added = json.loads(tokenizer_json)["added_tokens"]
+        self._markup_ids: dict[str, int] = {token["content"]: token["id"] for token in added}
+        longest_first = sorted(self._markup_ids, key=len, reverse=True)
+        self._markup = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+
+    def context_token_ids(self, num_visual_tokens: int) -> list[int]:
+        """Returns the ids of the context: system prompt, markers, `num_visual_tokens` placeholders."""
+        rendered = self._render((), "").token_ids
+        before, after = self._split(rendered)
+        return before + [self._video_token_id] * num_visual_tokens + after
+
+    def thread(self, history: Sequence[Turn], question: str) -> ThreadPrompt:
+        """Returns the ids after the context, up to where the answer starts."""
+        rendered = self._render(history, question)
+        before, after = self._split(rendered.token_ids)
+        start = len(before) + 1 + len(after)
+        words = rendered.question_rows
+        rows = range(words.start - start, words.stop - start) if words else words
+        return ThreadPrompt(tuple(rendered.token_ids[start:]), rows)
+
+    def _split(self, token_ids: list[int]) -> tuple[list[int], list[int]]:
+        """Returns the context's ids before and after the one placeholder."""
+        place = token_ids.index(self._video_token_id)
+        return token_ids[:place], token_ids[place + 1 : place + 2]  # the marker that ends the video
+
+    def _render(self, history: Sequence[Turn], question: str) -> _Rendered:
+        texts = [turn.text for turn in history] + [question]
+        mark = secrets.token_hex(16)
+        names = [f"{mark}:{index:06d}" for index in range(len(texts))]
+        messages: list[dict[str, Any]] = [
+            {"role": turn.role.value, "content": name} for turn, name in zip(history, names, strict=False)
+        ]
+        messages.append({"role": Role.USER.value, "content": names[-1]})
+        first = messages[0]
+        first["content"] = [{"type": "video"}, {"type": "text", "text": first["content"]}]
+        rendered, _ = render_jinja_template(
+            conversations=[messages],
+            chat_template=self._template,
+            add_generation_prompt=True,
+            **self._special_tokens,
+        )
+        pieces = re.split(f"{mark}:([0-9]{{6}})", rendered[0])
+        return self._tokenize(pieces, texts)
+
+    def _segments(self, pieces: Sequence[str], texts: Sequence[str]) -> Iterator[int | _PlainText]:
+        """Yields markup ids and the plain text between them, from template parts (even places) and texts (odd ones)."""
+        run = _PlainText()
+        for place, piece in enumerate(pieces):
+            if place % 2:
+                index = int(piece)
+                run = run.plus(texts[index], is_question=index == len(texts) - 1)
+                continue
+            for part in self._markup.split(piece):
+                if part not in self._markup_ids:
+                    run = run.plus(part)
+                    continue
+                yield run
+                yield self._markup_ids[part]
+                run = _PlainText()
+        yield run
+
+    def _tokenize(self, pieces: Sequence[str], texts: Sequence[str]) -> _Rendered:
+        token_ids: list[int] = []
+        question_rows = range(0)
+        for segment in self._segments(pieces, texts):
+            if isinstance(segment, int):
+                token_ids.append(segment)
+                continue
+            encoded = self._plain.encode(segment.text, add_special_tokens=False)
+            words = segment.question
+            rows = [
+                row for row, (start, stop) in enumerate(encoded.offsets) if start < words.stop and stop > words.start
+            ]
+            if rows:
+                question_rows = range(len(token_ids) + rows[0], len(token_ids) + rows[-1] + 1)
+            token_ids.extend(encoded.ids)
+        return _Rendered(token_ids, question_rows)
+
+
+def _plain_tokenizer(tokenizer_json: bytes) -> Tokenizer:
+    """Returns a private tokenizer that sees no markup: every added token counts as special, and those are off."""
+    description = json.loads(tokenizer_json)
+    for token in description["added_tokens"]:
+        token["special"] = True
+    tokenizer = Tokenizer.from_str(json.dumps(description))
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
