@@ -40,14 +40,18 @@ class CanonicalKernel:
 class _Chunk:
     keys: tuple[Tensor, ...]  # per layer, transposed [num_kv_heads, head_dim, width]
     values: tuple[Tensor, ...]  # per layer [num_kv_heads, width, head_dim]
-    hidden: Tensor | None  # bool [group * num_rows, width], True where a row may not look
+    hidden: Tensor | None  # bool [1 or group * num_rows, width], True where a row may not look
     missing: int  # rows by which the slab is too short for the width
 
     def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
         keys, values = self.keys[layer], self.values[layer]
         if self.missing:
-            return F.pad(keys, (0, self.missing)), F.pad(values, (0, 0, 0, self.missing))
+            return _widen(keys.transpose(1, 2), self.missing).transpose(1, 2), _widen(values, self.missing)
         return keys, values
+
+
+def _widen(rows: Tensor, missing: int) -> Tensor:
+    return F.pad(rows, (0, 0, 0, missing))
 
 
 class _CanonicalPlan:
@@ -87,11 +91,17 @@ def _advance(
 
 
 def _context_chunks(kv: KvView) -> list[_Chunk]:
-    # The context's length never changes during a sequence: its chunks need no widening.
+    # The context's length never changes during a sequence, so its chunks need no widening, except that a very narrow
+    # one would run as a product with a vector, which is not bit-stable.
     if kv.context is None:
         return []
-    length = kv.context_len
-    return [_chunk(kv.context, start, min(start + CHUNK, length), None, 0) for start in range(0, length, CHUNK)]
+    length, chunks = kv.context_len, []
+    for start in range(0, length, CHUNK):
+        stop = min(start + CHUNK, length)
+        missing = max(0, start + WIDTH - stop)
+        hidden = (torch.arange(start, start + WIDTH) >= stop).unsqueeze(0) if missing else None
+        chunks.append(_chunk(kv.context, start, stop, hidden, missing))
+    return chunks
 
 
 def _thread_chunks(kv: KvView, num_new: int, num_rows: int, group: int) -> list[_Chunk]:
