@@ -1,4 +1,6 @@
-"""`python -m bench.world.evaluate CHECKPOINT [--n 60] [--frame-pairs 8 48 96]`: facts of held-out answers.
+"""`python -m bench.world.evaluate CHECKPOINT [--n 60] [--frame-pairs 8 48 96] [--split held_out|validation]`
+
+Facts of a checkpoint's answers by task and length.
 
 Greedy, from mp4 files through the checkpoint's processor. The last line of output is one JSON object.
 """
@@ -15,7 +17,7 @@ import torch
 from bench.world.answerer import Answerer
 from bench.world.sample import Sample
 from bench.world.scoring import score
-from bench.world.splits import held_out
+from bench.world.splits import held_out, validation
 
 TASKS: tuple[tuple[str, bool | None], ...] = (
     ("caption", None),
@@ -55,18 +57,22 @@ def task_name(kind: str, brief: bool | None) -> str:
     return kind + {None: "", True: ", brief", False: ", lasting"}[brief]
 
 
-def evaluate(answerer: Answerer, kind: str, brief: bool | None, num_pairs: int, num_samples: int) -> dict[str, object]:
+def draw_samples(split: str, task: tuple[str, bool | None], num_pairs: int, num_samples: int) -> list[Sample]:
+    kind, brief = task
+    draw = {"held_out": held_out, "validation": validation}[split]
+    return [draw(kind, index, num_frame_pairs=num_pairs, brief=brief) for index in range(num_samples)]
+
+
+def evaluate(answerer: Answerer, samples: list[Sample]) -> dict[str, object]:
     tally = Tally()
-    for index in range(num_samples):
-        sample = held_out(kind, index, num_frame_pairs=num_pairs, brief=brief)
+    for sample in samples:
         tally.add(score(sample, answerer.answer(sample.world, sample.question)))
     return tally.summary()
 
 
-def wrong_video(answerer: Answerer, num_pairs: int, num_samples: int) -> dict[str, object]:
+def wrong_video(answerer: Answerer, samples: list[Sample]) -> dict[str, object]:
     """The control: descriptions asked for with the video of the next sample."""
     tally = Tally()
-    samples: list[Sample] = [held_out("describe", index, num_frame_pairs=num_pairs) for index in range(num_samples + 1)]
     for sample, other in itertools.pairwise(samples):
         tally.add(score(sample, answerer.answer(other.world, sample.question)))
     return tally.summary()
@@ -86,20 +92,22 @@ def main() -> None:
     parser.add_argument("checkpoint")
     parser.add_argument("--n", type=int, default=60, help="samples per task and length")
     parser.add_argument("--frame-pairs", type=int, nargs="+", default=[8, 48, 96])
+    parser.add_argument("--split", choices=("held_out", "validation"), default="held_out")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     answerer = Answerer(args.checkpoint)
     results: dict[str, dict[str, object]] = {}
     for num_pairs in args.frame_pairs:
-        for kind, brief in TASKS:
-            summary = evaluate(answerer, kind, brief, num_pairs, args.n)
-            results[f"{task_name(kind, brief)} @{num_pairs}"] = summary
-            report(task_name(kind, brief), num_pairs, summary)
-        control = wrong_video(answerer, num_pairs, args.n)
+        for task in TASKS:
+            summary = evaluate(answerer, draw_samples(args.split, task, num_pairs, args.n))
+            results[f"{task_name(*task)} @{num_pairs}"] = summary
+            report(task_name(*task), num_pairs, summary)
+        control = wrong_video(answerer, draw_samples(args.split, ("describe", None), num_pairs, args.n + 1))
         results[f"wrong video @{num_pairs}"] = control
         report("describe, wrong video", num_pairs, control)
-    sys.stdout.write(json.dumps({"checkpoint": args.checkpoint, "n": args.n, "results": results}) + "\n")
+    head = {"checkpoint": args.checkpoint, "split": args.split, "n": args.n}
+    sys.stdout.write(json.dumps(head | {"results": results}) + "\n")
 
 
 if __name__ == "__main__":

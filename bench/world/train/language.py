@@ -125,6 +125,14 @@ def save_checkpoint(model: Qwen2_5_VLForConditionalGeneration, processor: Qwen2_
     processor.save_pretrained(folder)
 
 
+def export(run_folder: Path, *, config: str, checkpoint: Path) -> None:
+    """The model of a run as it stands at its last save."""
+    model = build_model(MODEL_SIZES[config])
+    state = torch.load(run_folder / "state.pt", map_location="cpu", weights_only=False)
+    model.load_state_dict(state["model"])
+    save_checkpoint(model, build_processor(), checkpoint)
+
+
 def warm_up(learner: Learner, run: Run, packer: BranchPacker) -> None:
     """Compile outside of the time budget, on two batches of different lengths."""
     rng_state = run.rng.getstate()
