@@ -91,7 +91,7 @@ def _output(question: Question, opened: OpenedSequence, served: Served) -> Outpu
     return Output(
         Detokenizer(served.tokenizer),
         eos_token_ids=served.info.eos_token_ids,
-        max_tokens=max(1, min(question.max_tokens, opened.room)),
+        max_tokens=max(1, min(question.max_tokens, _room(opened, served))),
         stop=question.stop,
     )
 
@@ -99,6 +99,12 @@ def _output(question: Question, opened: OpenedSequence, served: Served) -> Outpu
 def _first_head(opened: OpenedSequence) -> Head:
     first = (opened.first_token_id,)
     return Head(round=1, base_len=opened.num_prompt_tokens, token_ids=first, committed_ids=first)
+
+
+def _room(opened: OpenedSequence, served: Served) -> int:
+    """The slab holds more rows than the conversation may have: drafts need some, and its size is rounded up."""
+    num_thread_tokens = opened.num_prompt_tokens - opened.num_context_tokens
+    return min(opened.room, served.limits.max_thread_tokens - num_thread_tokens)
 
 
 def _next_head(head: Head, decision: Decision) -> Head:
