@@ -54,6 +54,7 @@ class Exchange(Generic[RequestT, ReplyT]):
         self._peer = peer
         self._call = call
         self._last_request_id = 0
+        self._is_cancelled = False
 
     def next_id(self) -> int:
         """Returns the id of the next request."""
@@ -82,10 +83,13 @@ class Exchange(Generic[RequestT, ReplyT]):
 
     def cancel(self) -> None:
         """Ends the stream at once; the peer frees the sequence."""
+        self._is_cancelled = True
         self._call.cancel()
 
     async def close(self) -> None:
         """Ends the stream in order, and waits for the peer to have freed the sequence."""
+        if self._is_cancelled:  # reading from a stream that was cancelled here raises CancelledError
+            return
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await self._call.done_writing()
