@@ -162,6 +162,7 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         self.streams = Streams()
         self.opens: list[verifier_pb2.OpenSequence] = []
         self.room: int | None = None  # rows for the answer; None: as many as asked for
+        self.max_thread_tokens = 2000
         self.delay_s = 0.0
         self.die_in_round = 0
         self.hang_in_round = 0
@@ -196,7 +197,7 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
                 max_upload_bytes=self.max_upload_bytes,
                 max_frames=100,
                 max_visual_tokens=1000,
-                max_thread_tokens=2000,
+                max_thread_tokens=self.max_thread_tokens,
                 max_draft_tokens=16,
                 default_fps=2,
             ),

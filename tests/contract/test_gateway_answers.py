@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import grpc
 import pytest
 from google.rpc import error_details_pb2
@@ -10,6 +12,7 @@ from grpc_status import rpc_status
 from foveate.v1 import answers_pb2, sampling_pb2
 from tests.fakes import (
     CONTEXT,
+    PROMPT_TEXT,
     FakeDrafter,
     FakeVerifier,
     Stack,
@@ -161,6 +164,17 @@ async def test_prompt_almost_at_the_limit(room: int) -> None:
     assert answer.finished.finish_reason == answers_pb2.FINISH_REASON_LENGTH
 
 
+@pytest.mark.parametrize("num_left", [1, 3])
+async def test_the_limit_on_conversations_ends_an_answer_though_its_slab_has_rows_left(num_left: int) -> None:
+    verifier = FakeVerifier(MODEL)
+    verifier.max_thread_tokens = len(encode(PROMPT_TEXT)) + num_left
+    verifier.room = 64
+    async with running_stack(verifier, FakeDrafter(MODEL)) as stack:
+        answer = await ask(stack)
+    assert answer.token_ids == MODEL.answer(num_left)
+    assert answer.finished.finish_reason == answers_pb2.FINISH_REASON_LENGTH
+
+
 async def test_a_drafted_end_that_the_target_rejects_does_not_end_the_answer() -> None:
     short = ToyModel.of(toy_tokenizer().decode(list(MODEL.script[:9])))
     async with running_stack(FakeVerifier(MODEL), FakeDrafter(short)) as stack:
@@ -201,7 +215,7 @@ async def test_counts_of_the_prompt() -> None:
         ]
         answer = await ask(stack, history=history)
         assert [turn.text for turn in stack.verifier.opens[0].history] == ["One?", "Two."]
-    num_prompt_tokens = 20 + len(encode("What does the red square do?"))
+    num_prompt_tokens = 20 + len(encode(PROMPT_TEXT))
     assert (answer.started.num_prompt_tokens, answer.started.num_cached_tokens) == (num_prompt_tokens, 20)
     assert answer.finished.num_prompt_tokens == num_prompt_tokens
     assert answer.finished.stats.prefill_ms == 1.5
@@ -248,8 +262,6 @@ async def test_server_info() -> None:
 
 
 async def test_answers_beside_each_other() -> None:
-    import asyncio
-
     async with running_stack(FakeVerifier(MODEL), FakeDrafter(MODEL, agreement=0.6)) as stack:
         answers = await asyncio.gather(
             *(ask(stack, question=f"Question {index}?", context=CONTEXT) for index in range(8))
