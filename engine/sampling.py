@@ -9,13 +9,17 @@ Greedy is the special case without noise.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-_MASK_32 = 0xFFFFFFFF
-_MASK_64 = 0xFFFFFFFFFFFFFFFF
+_MASK = (1 << 64) - 1
+# splitmix64's step and factors.
+_GAMMA = 0x9E3779B97F4A7C15
+_FACTOR_A = 0xBF58476D1CE4E5B9
+_FACTOR_B = 0x94D049BB133111EB
 
 
 @dataclass(frozen=True)
@@ -32,72 +36,63 @@ def choose(logits: Tensor, first_index: int, sampling: Sampling) -> list[int]:
     """Returns a token id per row of `logits` [num_rows, vocab]; row i is for sequence index first_index + i."""
     if sampling.temperature == 0.0:
         return [int(token_id) for token_id in logits.argmax(dim=-1).tolist()]
-    return [_sample(row, first_index + offset, sampling) for offset, row in enumerate(logits)]
+    scaled, token_ids = transformed(logits, sampling)
+    noise = gumbel_noise(sampling.seed, range(first_index, first_index + logits.shape[0]), token_ids)
+    best = scaled.add_(noise).argmax(dim=-1, keepdim=True)
+    return [int(token_id) for token_id in token_ids.expand_as(scaled).gather(1, best)[:, 0].tolist()]
 
 
 def transformed(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """Returns (scaled logits float64, token ids) of what a row [vocab] may choose, likeliest first if truncated.
+    """Returns scaled logits, float64 [num_rows, n], and their token ids [num_rows or 1, n]; cut ones are left out or -inf.
 
     Temperature, then top-k, then top-p over what is left. Ties are broken by token id, the lower one first.
     """
     scaled = logits.double() / sampling.temperature
     vocab = scaled.shape[-1]
     if not 0 < sampling.top_k < vocab and sampling.top_p >= 1.0:
-        return scaled, torch.arange(vocab, device=logits.device)
-    ordered, token_ids = torch.sort(scaled, descending=True, stable=True)
+        return scaled, torch.arange(vocab, device=logits.device).unsqueeze(0)
+    ordered, token_ids = torch.sort(scaled, dim=-1, descending=True, stable=True)
     if 0 < sampling.top_k < vocab:
-        ordered, token_ids = ordered[: sampling.top_k], token_ids[: sampling.top_k]
+        ordered, token_ids = ordered[:, : sampling.top_k], token_ids[:, : sampling.top_k]
     if sampling.top_p < 1.0:
         probabilities = torch.softmax(ordered, dim=-1)
-        before = probabilities.cumsum(dim=-1) - probabilities  # mass of the likelier tokens
-        num_kept = max(1, int((before < sampling.top_p).sum()))
-        ordered, token_ids = ordered[:num_kept], token_ids[:num_kept]
+        before = probabilities.cumsum(dim=-1) - probabilities  # mass of the likelier tokens; 0 for the likeliest
+        ordered = ordered.masked_fill(before >= sampling.top_p, float("-inf"))
     return ordered, token_ids
 
 
-def gumbel_noise(seed: int, index: int, token_ids: Tensor) -> Tensor:
-    """Returns standard Gumbel noise, float64, keyed by seed, sequence index and each of `token_ids` (int64)."""
-    return -torch.log(-torch.log(uniform(seed, index, token_ids)))
+def gumbel_noise(seed: int, indices: Sequence[int], token_ids: Tensor) -> Tensor:
+    """Returns standard Gumbel noise, float64 [num_rows, n], keyed by seed, indices[i] and token id."""
+    return uniform(seed, indices, token_ids).log_().neg_().log_().neg_()
 
 
-def uniform(seed: int, index: int, token_ids: Tensor) -> Tensor:
+def uniform(seed: int, indices: Sequence[int], token_ids: Tensor) -> Tensor:
     """Returns numbers in (0, 1) with 52 random bits, float64, keyed as above; bit-equal on every device.
 
-    Two rounds of murmur3's 32-bit finaliser over the token id, each under its own half of a 64-bit key made from seed
-    and index.
+    Row i is the splitmix64 generator (Steele et al., OOPSLA 2014) started at a hash of seed and index, read at step
+    `token id`. int64 arithmetic wraps around, as the generator's uint64 does.
     """
-    key = _mix_64((_mix_64(seed & _MASK_64) + index) & _MASK_64)
-    low, high = key & _MASK_32, key >> 32
-    first = _mix_32(_mix_32(token_ids ^ low) ^ high)
-    second = _mix_32((_mix_32(first ^ low ^ 0x9E3779B9) + token_ids) & _MASK_32)
-    bits = (first << 20) | (second >> 12)  # 52 bits
-    return (bits.double() + 0.5) * math.ldexp(1.0, -52)
+    starts = [_signed(_mix((_mix(seed & _MASK) + index) & _MASK)) for index in indices]
+    state = torch.tensor(starts, dtype=torch.int64, device=token_ids.device).unsqueeze(1) + token_ids * _signed(_GAMMA)
+    state ^= _shifted(state, 30)
+    state *= _signed(_FACTOR_A)
+    state ^= _shifted(state, 27)
+    state *= _signed(_FACTOR_B)
+    state ^= _shifted(state, 31)
+    return _shifted(state, 12).double().add_(0.5).mul_(math.ldexp(1.0, -52))
 
 
-def _sample(row: Tensor, index: int, sampling: Sampling) -> int:
-    scaled, token_ids = transformed(row, sampling)
-    best = torch.argmax(scaled + gumbel_noise(sampling.seed, index, token_ids))
-    return int(token_ids[best])
+def _shifted(state: Tensor, bits: int) -> Tensor:
+    # A logical shift to the right: the sign must not be dragged along.
+    return (state >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
-def _mix_32(values: Tensor) -> Tensor:
-    values = values ^ (values >> 16)
-    values = _multiply_32(values, 0x85EBCA6B)
-    values = values ^ (values >> 13)
-    values = _multiply_32(values, 0xC2B2AE35)
-    return values ^ (values >> 16)
-
-
-def _multiply_32(values: Tensor, factor: int) -> Tensor:
-    # The product modulo 2**32 in halves: no step leaves the range of int64, so no device can disagree on overflow.
-    low = (values & 0xFFFF) * factor
-    high = ((values >> 16) * factor & 0xFFFF) << 16
-    return (low + high) & _MASK_32
-
-
-def _mix_64(value: int) -> int:
-    # splitmix64's finaliser, in Python integers: once per row.
-    value = (value + 0x9E3779B97F4A7C15) & _MASK_64
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK_64
+def _mix(value: int) -> int:
+    value = (value + _GAMMA) & _MASK
+    value = ((value ^ (value >> 30)) * _FACTOR_A) & _MASK
+    value = ((value ^ (value >> 27)) * _FACTOR_B) & _MASK
     return value ^ (value >> 31)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value

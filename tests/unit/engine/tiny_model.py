@@ -1,4 +1,4 @@
-"""A tiny checkpoint of the real classes with random weights: it exercises every code path and says nothing about quality."""
+"""A tiny checkpoint of the real classes with random weights: every code path, nothing about quality."""
 
 from __future__ import annotations
 

@@ -1,0 +1,105 @@
+"""Scores against plain softmax attention, and what each method keeps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine import selection
+from engine.attention import KvView
+from engine.layout import KvLayout
+from engine.loading import LoadedModel
+from engine.positions import text_positions
+from engine.runner import TextRunner
+from engine.selection import ScoreTap, SelectionMethod, attention_scores, select
+
+LAYOUT = KvLayout(num_layers=2, num_kv_heads=2, head_dim=8, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 1000, 1 << 25])
+def test_scores_are_mean_over_rows_and_sum_over_the_group(monkeypatch: pytest.MonkeyPatch, block_bytes: int) -> None:
+    monkeypatch.setattr(selection, "_BLOCK_BYTES", block_bytes)
+    queries, keys = torch.randn(6, 5, 8), torch.randn(2, 40, 8)
+    visual_index = torch.arange(3, 30)
+    scores = attention_scores(queries, keys, visual_index, 0.3)
+    weights = torch.softmax(queries @ keys.repeat_interleave(3, 0).transpose(1, 2) * 0.3, dim=-1)
+    expected = weights.view(2, 3, 5, 40).mean(dim=2).sum(dim=1)[:, 3:30]
+    torch.testing.assert_close(scores, expected)
+
+
+def test_attention_keeps_the_largest_in_order_of_position() -> None:
+    visual_index = torch.tensor([4, 5, 6, 7, 20, 21])
+    scores = torch.zeros(2, 2, 6)
+    scores[:, :, [5, 1]] = 1.0
+    scores[1, 0, 3] = 2.0
+    kept = select(SelectionMethod.ATTENTION, scores, visual_index=visual_index, num_selected=2, layout=LAYOUT)
+    assert kept.dtype == torch.int32
+    assert kept[0].tolist() == [[5, 21], [5, 21]]
+    assert kept[1, 0].tolist() in ([5, 7], [7, 21])
+    assert kept[1, 1].tolist() == [5, 21]
+
+
+def test_random_is_drawn_per_layer_and_head_and_follows_its_generator() -> None:
+    visual_index = torch.arange(10, 210)
+
+    def draw(seed: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return select(
+            SelectionMethod.RANDOM,
+            None,
+            visual_index=visual_index,
+            num_selected=20,
+            layout=LAYOUT,
+            generator=generator,
+        )
+
+    kept = draw(1)
+    assert torch.equal(kept, draw(1))
+    assert not torch.equal(kept, draw(2))
+    assert len({tuple(row) for row in kept.view(4, 20).tolist()}) == 4
+    assert (kept.diff(dim=-1) > 0).all()
+    assert kept.min() >= 10
+    assert kept.max() < 210
+
+
+def test_recent_keeps_sink_and_latest() -> None:
+    visual_index = torch.arange(10, 30)
+    kept = select(SelectionMethod.RECENT, None, visual_index=visual_index, num_selected=7, layout=LAYOUT)
+    assert kept.shape == (2, 2, 7)
+    assert kept[1, 1].tolist() == [10, 11, 12, 13, 27, 28, 29]
+    few = select(SelectionMethod.RECENT, None, visual_index=visual_index, num_selected=2, layout=LAYOUT)
+    assert few[0, 0].tolist() == [10, 11]
+
+
+@pytest.mark.parametrize("method", list(SelectionMethod))
+@pytest.mark.parametrize("num_selected", [0, 12])
+def test_nothing_and_everything(method: SelectionMethod, num_selected: int) -> None:
+    visual_index = torch.arange(3, 15)
+    kept = select(method, torch.rand(2, 2, 12), visual_index=visual_index, num_selected=num_selected, layout=LAYOUT)
+    assert torch.equal(kept, visual_index[:num_selected].int().expand(2, 2, -1))
+
+
+def test_more_than_there_is_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"0\.\.5"):
+        select(SelectionMethod.RECENT, None, visual_index=torch.arange(5), num_selected=6, layout=LAYOUT)
+    with pytest.raises(ValueError, match="scores"):
+        select(SelectionMethod.ATTENTION, None, visual_index=torch.arange(5), num_selected=2, layout=LAYOUT)
+
+
+def test_tap_scores_every_layer_and_does_not_change_the_forward(loaded: LoadedModel) -> None:
+    layout = loaded.layout
+    shape = (layout.num_layers, layout.num_kv_heads, 50, layout.head_dim)
+    context = (torch.randn(shape), torch.randn(shape))
+    runner = TextRunner(loaded)
+
+    def view() -> KvView:
+        thread = torch.zeros(layout.num_layers, layout.num_kv_heads, 10, layout.head_dim)
+        return KvView(context, (thread, thread.clone()), 0)
+
+    tap = ScoreTap(context[0], torch.arange(5, 45), slice(2, 8), runner.scaling)
+    tapped = runner.forward(token_ids=list(range(20, 30)), positions=text_positions(50, 10), kv=view(), query_tap=tap)
+    plain = runner.forward(token_ids=list(range(20, 30)), positions=text_positions(50, 10), kv=view())
+    assert torch.equal(tapped, plain)
+    assert tap.scores.shape == (layout.num_layers, layout.num_kv_heads, 40)
+    assert (tap.scores.sum(dim=-1) > 0).all()
+    assert (tap.scores.sum(dim=-1) <= 3.0001).all()  # a group of three query heads
