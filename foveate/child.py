@@ -7,6 +7,7 @@ would fire when the *thread* that started the child ends.)
 
 from __future__ import annotations
 
+import atexit
 import os
 import runpy
 import signal
@@ -22,7 +23,22 @@ def main() -> None:
     _, module, *arguments = sys.argv
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
     sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        _exit(ended)
+    _exit(SystemExit())
+
+
+def _exit(ended: SystemExit) -> None:
+    # Taking the engine's modules apart costs a second of CPU that nobody needs; the exit functions still run.
+    if isinstance(ended.code, str):
+        sys.stderr.write(f"{ended.code}\n")
+    code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _end_with_parent() -> None:

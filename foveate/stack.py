@@ -51,7 +51,7 @@ class StackConfig:
     num_threads: int | None = None
     log_dir: Path | None = None
     start_timeout_s: float = 180.0
-    stop_grace_s: float = 5.0
+    stop_grace_s: float = 10.0
     extra_verifier_arguments: tuple[str, ...] = ()
     extra_drafter_arguments: tuple[str, ...] = ()
     extra_gateway_arguments: tuple[str, ...] = ()

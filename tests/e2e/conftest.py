@@ -127,11 +127,11 @@ def wait_until(is_true: Callable[[], bool], limit_s: float) -> bool:
     return True
 
 
-def long_answer(client: Client, context: Context, *, at_least: int = 60) -> tuple[Answer, AskOptions]:
-    """Returns a plain answer of many tokens, and the options that give it again: a seed that rambles when hot."""
-    for seed in range(50):
-        options = AskOptions(temperature=1.5, seed=seed, max_tokens=200)
+def long_answer(client: Client, context: Context) -> tuple[Answer, AskOptions]:
+    """Returns a plain answer of many tokens and the options that give it again: so hot that it hardly ever ends."""
+    for seed in range(20):
+        options = AskOptions(temperature=5.0, seed=seed, max_tokens=200)
         answer = client.ask(context, "Describe the video.", draft=DraftMode.OFF, **options)
-        if answer.num_output_tokens >= at_least:
+        if answer.num_output_tokens == 200:
             return answer, options
     raise AssertionError("no seed gives a long answer")
