@@ -89,6 +89,7 @@ class VerifierClient:
         """Prefills a video, whose parts are sent on one at a time; yields progress and then the context."""
         call = self._stub.Prefill(timeout=deadline.remaining_s())
         pump = asyncio.create_task(_pump(parts, call))
+        pump.add_done_callback(_retrieve)
         try:
             while (response := await _read_beside(call, pump)) is not END:
                 yield context_codec.prefill_event(response)
@@ -189,6 +190,12 @@ async def _pump(
         async for part in parts:
             await call.write(context_codec.prefill_request(part))
         await call.done_writing()
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Looks at a task's exception, which is of no interest when the call ended first."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _read_beside(call: grpc.aio.StreamStreamCall[Any, Any], pump: asyncio.Task[None]) -> Any:

@@ -73,11 +73,12 @@ class NgramDrafter:
 class SparseDrafter:
     """Drafts from the drafter service for as long as it works, then from n-grams."""
 
-    def __init__(self, sequence: DrafterSequence, ngram: NgramDrafter, *, patience: Patience, vocab_size: int) -> None:
+    def __init__(self, sequence: DrafterSequence, ngram: NgramDrafter, *, drafters: Drafters, vocab_size: int) -> None:
         self.notes: tuple[str, ...] = ()
         self._sequence: DrafterSequence | None = sequence
         self._ngram = ngram
-        self._patience = patience
+        self._drafters = drafters
+        self._patience = drafters.patience
         self._vocab_size = vocab_size
 
     @property
@@ -93,6 +94,7 @@ class SparseDrafter:
         try:
             return await self._draft(self._sequence, head, num_draft_tokens)
         except TimeoutError:
+            self._drafters.suspect()
             self._lose(self._sequence, f"no draft within {self._patience.timeout_s * 1e3:.0f} ms in round {head.round}")
         except FoveateError as error:
             self._lose(self._sequence, f"{error.reason} in round {head.round}")
@@ -121,6 +123,10 @@ class Drafters:
         self.client = client
         self.patience = patience
         self.attach_timeout_s = attach_timeout_s
+
+    def suspect(self) -> None:
+        """Keeps new answers from waiting for a drafter that did not answer, until its health is looked at again."""
+        self.is_ready = False
 
     def plan(self, asked: Drafting, *, deadline: Deadline, vocab_size: int) -> DraftPlan:
         """Returns how to draft an answer as things are."""
@@ -171,9 +177,10 @@ class DraftPlan:
                 client.attach(question, sequence, deadline=self.deadline, attach_timeout_s=timeout_s)
             )
         except TimeoutError:
+            self.drafters.suspect()
             ngram.notes = (f"the drafter did not attach within {timeout_s:g} s; the answer used n-gram drafts",)
         except FoveateError as error:
             ngram.notes = (f"the drafter did not attach ({error.reason}); the answer used n-gram drafts",)
         else:
-            return SparseDrafter(attached, ngram, patience=self.drafters.patience, vocab_size=self.vocab_size)
+            return SparseDrafter(attached, ngram, drafters=self.drafters, vocab_size=self.vocab_size)
         return ngram

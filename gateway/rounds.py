@@ -73,7 +73,8 @@ async def answer(question: Question, stages: Stages, stats: Statistics) -> Async
                 delta = output.commit(decision.tokens)
                 stats.add_round(draft, verified, decision, output.num_committed - num_before)
                 head = _next_head(head, decision)
-                yield delta
+                if delta.tokens:
+                    yield delta
 
             yield Finished(
                 finish_reason=output.finish_reason,
@@ -91,7 +92,7 @@ def _output(question: Question, opened: OpenedSequence, served: Served) -> Outpu
     return Output(
         Detokenizer(served.tokenizer),
         eos_token_ids=served.info.eos_token_ids,
-        max_tokens=max(1, min(question.max_tokens, _room(opened, served))),
+        max_tokens=max(1, min(question.max_tokens, served.room_for_answer(opened))),
         stop=question.stop,
     )
 
@@ -99,12 +100,6 @@ def _output(question: Question, opened: OpenedSequence, served: Served) -> Outpu
 def _first_head(opened: OpenedSequence) -> Head:
     first = (opened.first_token_id,)
     return Head(round=1, base_len=opened.num_prompt_tokens, token_ids=first, committed_ids=first)
-
-
-def _room(opened: OpenedSequence, served: Served) -> int:
-    """The slab holds more rows than the conversation may have: drafts need some, and its size is rounded up."""
-    num_thread_tokens = opened.num_prompt_tokens - opened.num_context_tokens
-    return min(opened.room, served.limits.max_thread_tokens - num_thread_tokens)
 
 
 def _next_head(head: Head, decision: Decision) -> Head:

@@ -12,6 +12,7 @@ from foveate.rpc.errors import FailedPrecondition, Internal
 from gateway.clients import VerifierClient
 from gateway.config import GatewayConfig
 from gateway.facts import Limits, VerifierInfo
+from gateway.values import OpenedSequence
 
 _MAX_DRAFT_TOKENS = 16
 
@@ -30,6 +31,15 @@ class Served:
         """Number of tokens, added ones included."""
         size: int = self.tokenizer.get_vocab_size(with_added_tokens=True)
         return size
+
+    def room_for_answer(self, opened: OpenedSequence) -> int:
+        """Returns how many tokens an answer may have on top of its prompt; 0 or less when the prompt took all.
+
+        A slab may have more rows than a conversation may have tokens: its size is rounded up.
+        """
+        limit = self.limits.max_thread_tokens
+        num_thread_tokens = opened.num_prompt_tokens - opened.num_context_tokens
+        return min(opened.room, limit - num_thread_tokens) if limit else opened.room
 
 
 class TokenizerCache:

@@ -92,7 +92,7 @@ def served_by(verifier: Verifier) -> SimpleNamespace:
         verifier=verifier,
         tokenizer=toy_tokenizer(),
         info=SimpleNamespace(eos_token_ids=frozenset({toy_eos()})),
-        limits=SimpleNamespace(max_thread_tokens=1000),
+        room_for_answer=lambda opened: opened.room,
     )
 
 
