@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import os
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -99,11 +100,12 @@ class Stack:
     def start(self, on_step: Callable[[str], None] = lambda step: None) -> None:
         """Starts everything and waits until it serves; `on_step` hears what is being waited for.
 
-        Raises FailedPrecondition without the engine's packages, NotFound without the model, StackError when a service
-        fails. Nothing is left running then.
+        Raises FailedPrecondition without the engine's packages, NotFound without the model, StackError when the
+        address is taken or a service fails. Nothing is left running then.
         """
         check_engine()
         check_model(self._config.model)
+        check_address(self._config.address)
         try:
             self._start(on_step)
         except BaseException:
@@ -225,6 +227,19 @@ def check_model(path: Path) -> None:
             reason="CHECKPOINT_NOT_FOUND",
             resource=("checkpoint", str(path)),
         )
+
+
+def check_address(address: str) -> None:
+    """Raises StackError when `address` cannot be listened on: better now than after the model is loaded."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), int(port)))
+        except (OSError, OverflowError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else "not HOST:PORT"
+            raise StackError(f"the gateway cannot listen on {address}: {why}", reason="ADDRESS_UNUSABLE") from None
 
 
 def _loopback(address: str) -> str:

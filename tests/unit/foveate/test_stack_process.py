@@ -15,7 +15,7 @@ import pytest
 from foveate.checkpoints import DEFAULT_CHECKPOINT, default_checkpoint
 from foveate.rpc.errors import FailedPrecondition, NotFound
 from foveate.service_process import SHM_DIR, ServiceProcess, StackError
-from foveate.stack import Stack, StackConfig, check_engine, check_model
+from foveate.stack import Stack, StackConfig, check_address, check_engine, check_model
 
 GOOD = """
 import os, signal, sys, tempfile, time
@@ -156,3 +156,11 @@ def test_the_default_checkpoint_is_named_when_it_is_missing(monkeypatch: pytest.
     place.mkdir(parents=True)
     (place / "config.json").touch()
     assert default_checkpoint() == place
+
+
+def test_an_address_that_cannot_be_listened_on_is_refused_early() -> None:
+    check_address("127.0.0.1:0")
+    check_address("[::1]:0")
+    for address in ("nowhere", "127.0.0.1:70000x", "192.0.2.1:80"):
+        with pytest.raises(StackError, match="cannot listen on"):
+            check_address(address)
