@@ -43,7 +43,7 @@ def choose(logits: Tensor, first_index: int, sampling: Sampling) -> list[int]:
 
 
 def transformed(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """Returns scaled logits, float64 [num_rows, n], and their token ids [num_rows or 1, n]; cut ones are left out or -inf.
+    """Returns scaled logits, float64 [num_rows, n], and token ids [num_rows or 1, n]; cut ones are absent or -inf.
 
     Temperature, then top-k, then top-p over what is left. Ties are broken by token id, the lower one first.
     """
