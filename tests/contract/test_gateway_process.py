@@ -64,6 +64,13 @@ async def wait_for_serving(channel: grpc.aio.Channel) -> None:
             await asyncio.sleep(0.05)
 
 
+async def read_to_the_end(call: grpc.aio.UnaryStreamCall) -> list[answers_pb2.AskResponse]:
+    events = []
+    while (event := await call.read()) is not grpc.aio.EOF:
+        events.append(event)
+    return events
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_running_answer_is_finished_before_the_process_ends(number: signal.Signals) -> None:
     verifier, drafter = FakeVerifier(MODEL), FakeDrafter(MODEL)
@@ -81,15 +88,32 @@ async def test_a_running_answer_is_finished_before_the_process_ends(number: sign
         call = answers_pb2_grpc.AnswerServiceStub(channel).Ask(request)
         await call.read()
         process.send_signal(number)
-        events = []
-        while (event := await call.read()) is not grpc.aio.EOF:
-            events.append(event)
+        events = await read_to_the_end(call)
         assert events[-1].HasField("finished")
         assert await asyncio.wait_for(process.wait(), 5) == 0
         stderr = (await process.stderr.read()).decode()
         assert "Traceback" not in stderr
         assert json.loads(stderr.splitlines()[-1])["message"] == f"stopping on {number.name}"
         await until(lambda: verifier.streams.num_open == drafter.streams.num_open == 0)
+
+
+async def test_an_answer_that_outlasts_the_drain_is_cut() -> None:
+    verifier, drafter = FakeVerifier(MODEL), FakeDrafter(MODEL)
+    verifier.hang_in_round = 1
+    async with (
+        serving_verifier(verifier) as verifier_server,
+        gateway("--verifier", f"127.0.0.1:{verifier_server.port}") as (process, channel),
+    ):
+        await wait_for_serving(channel)
+        request = answers_pb2.AskRequest(context=CONTEXT, question=PROMPT_TEXT)
+        call = answers_pb2_grpc.AnswerServiceStub(channel).Ask(request)
+        await call.read()
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 5) == 0
+        await until(lambda: verifier.streams.num_open == drafter.streams.num_open == 0)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read_to_the_end(call)
+        assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 async def test_without_a_verifier_it_runs_but_does_not_serve() -> None:
