@@ -90,7 +90,7 @@ def _visible_rows(spec: SequenceSpec, selection: Tensor) -> Tensor:
 
 
 def _gather(source: Tensor, rows: Tensor, target: Tensor) -> None:
-    """Copies the named rows of each layer and head to the front of `target`; both [layers, kv_heads, rows, head_dim]."""
+    """Copies the named rows of each layer and head, [layers, kv_heads, rows, head_dim], to the front of `target`."""
     num_rows = rows.shape[2]
     for layer in range(source.shape[0]):
         for head in range(source.shape[1]):

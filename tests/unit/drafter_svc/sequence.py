@@ -1,0 +1,117 @@
+"""A verifier's sequence made with the engine alone: prefilled, selected, and verified round by round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.attention import KvView
+from engine.handle_proto import handle_to_proto, selection_to_proto, slab_to_proto
+from engine.kv_pool import KvPool, SelectionSlab, Slab
+from engine.loading import LoadedModel
+from engine.positions import text_positions
+from engine.runner import TextRunner
+from engine.sampling import Sampling, choose
+from engine.selection import SelectionMethod, select
+from foveate.v1 import drafter_pb2, kv_pb2, sampling_pb2
+
+NUM_BEFORE, NUM_VISUAL, NUM_AFTER, NUM_QUESTION = 6, 80, 3, 14
+MAX_TOKENS = 40
+
+
+@dataclass
+class Sequence:
+    """The verifier's side of one answer; `tokens` are the answer's, the last of them without KV."""
+
+    runner: TextRunner
+    pool: KvPool
+    context: Slab
+    thread: Slab
+    selection: SelectionSlab
+    delta: int
+    sampling: Sampling
+    tokens: list[int] = field(default_factory=list)
+    num_context_tokens: int = NUM_BEFORE + NUM_VISUAL + NUM_AFTER
+    num_prompt_tokens: int = NUM_BEFORE + NUM_VISUAL + NUM_AFTER + NUM_QUESTION
+
+    def view(self, thread_len: int) -> KvView:
+        return KvView(self.pool.views(self.context), self.pool.views(self.thread), thread_len)
+
+    def open_message(self, **changes: object) -> drafter_pb2.OpenDraft:
+        sampling = sampling_pb2.SamplingParams(temperature=self.sampling.temperature, seed=self.sampling.seed)
+        message = drafter_pb2.OpenDraft(
+            sequence_id="s1",
+            kv_handle=handle_to_proto(self.pool.handle),
+            context=slab_to_proto(self.context),
+            thread=slab_to_proto(self.thread),
+            selection=selection_to_proto(self.selection),
+            num_context_tokens=self.num_context_tokens,
+            num_prompt_tokens=self.num_prompt_tokens,
+            visual_spans=[kv_pb2.VisualSpan(start=NUM_BEFORE, num_tokens=NUM_VISUAL)],
+            position_delta=self.delta,
+            sampling=sampling,
+            max_tokens=MAX_TOKENS,
+        )
+        for name, value in changes.items():
+            setattr(message, name, value)
+        return message
+
+    def verify(self, base_len: int, token_ids: list[int], draft_ids: list[int]) -> list[int]:
+        """Writes the rows of token_ids and drafts into the thread and returns the target's choices."""
+        fed = [*token_ids, *draft_ids]
+        kv = self.view(base_len - self.num_context_tokens)
+        hidden = self.runner.forward(token_ids=fed, positions=text_positions(base_len + self.delta, len(fed)), kv=kv)
+        logits = self.runner.logits(hidden[len(token_ids) - 1 :])
+        return choose(logits, base_len + len(token_ids), self.sampling)
+
+
+def make_sequence(
+    loaded: LoadedModel, pool: KvPool, *, num_selected: int = NUM_VISUAL, sampling: Sampling | None = None
+) -> Sequence:
+    """Prefills a context of random video features and a question, and chooses the first token."""
+    runner = TextRunner(loaded)
+    generator = torch.Generator().manual_seed(5)
+    words = torch.randint(8, 260, (NUM_BEFORE + NUM_AFTER + NUM_QUESTION,), generator=generator).tolist()
+    video = [loaded.family.video_token_id] * NUM_VISUAL
+    prompt = [*words[:NUM_BEFORE], *video, *words[NUM_BEFORE:]]
+    positions = loaded.family.positions(prompt, [(5, 8, 8)], [2.0])
+    num_context = NUM_BEFORE + NUM_VISUAL + NUM_AFTER
+    context = pool.allocate(num_context)
+    thread = pool.allocate(NUM_QUESTION + MAX_TOKENS + 16)
+    chosen = pool.allocate_selection(num_selected)
+    visual_index = torch.arange(NUM_BEFORE, NUM_BEFORE + NUM_VISUAL)
+    pool.selection_view(chosen).copy_(
+        select(
+            SelectionMethod.RANDOM,
+            None,
+            visual_index=visual_index,
+            num_selected=num_selected,
+            layout=loaded.layout,
+            generator=generator,
+        )
+    )
+    embeds = runner.embed(prompt).clone()
+    embeds[visual_index] = torch.randn(NUM_VISUAL, embeds.shape[1], generator=generator) * 0.3
+    runner.forward(
+        embeds=embeds[:num_context],
+        positions=positions.ids[:, :num_context],
+        kv=KvView(None, pool.views(context), 0),
+    )
+    sequence = Sequence(
+        runner, pool, context, thread, chosen, positions.next_position - len(prompt), sampling or Sampling()
+    )
+    hidden = runner.forward(embeds=embeds[num_context:], positions=positions.ids[:, num_context:], kv=sequence.view(0))
+    sequence.tokens = choose(runner.logits(hidden[-1:]), len(prompt), sequence.sampling)
+    return sequence
+
+
+def plain_answer(loaded: LoadedModel, pool: KvPool, sampling: Sampling, num_tokens: int) -> list[int]:
+    """The same answer by plain decoding, in slabs of its own."""
+    sequence = make_sequence(loaded, pool, sampling=sampling)
+    while len(sequence.tokens) < num_tokens:
+        base_len = sequence.num_prompt_tokens + len(sequence.tokens) - 1
+        sequence.tokens += sequence.verify(base_len, sequence.tokens[-1:], [])
+    for slab in (sequence.context, sequence.thread, sequence.selection):
+        pool.free(slab)
+    return sequence.tokens
