@@ -45,7 +45,7 @@ class ContextFacts:
     """A prefilled video; its slab's rows are exactly its tokens.
 
     Visual tokens fill rows [visual_start, visual_start + num_visual_tokens). The RoPE position of the token at sequence
-    index i >= num_tokens is i + position_delta.
+    index i >= num_tokens is i + position_delta. `kv_bytes` are taken in the pool, alignment included.
     """
 
     context_id: str

@@ -90,34 +90,48 @@ def open_below_root(path: str, media_root: Path | None) -> Media:
     if media_root is None:
         raise invalid("spec.path", "this server has no media root; upload the file instead")
     root = media_root.resolve()
+    descriptor = _open_regular(_resolve(path, root), path)
+    file = os.fdopen(descriptor, "rb")
+    try:
+        if not Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_relative_to(root):
+            raise _outside()
+        num_bytes = os.fstat(descriptor).st_size
+        if num_bytes == 0:
+            raise invalid("spec.path", "the file is empty")
+        return Media(file, num_bytes, _hash_file(file), "spec.path")
+    except BaseException:
+        file.close()
+        raise
+
+
+def _resolve(path: str, root: Path) -> Path:
     if not path or "\0" in path:
         raise invalid("spec.path", "must name a file below the media root")
-    outside = invalid("spec.path", "lies outside the media root")
     try:
         target = (root / path).resolve()
     except (OSError, RuntimeError) as error:
         raise invalid("spec.path", "cannot be resolved") from error
     if not target.is_relative_to(root):
-        raise outside
+        raise _outside()
+    return target
+
+
+def _open_regular(target: Path, path: str) -> int:
+    """Returns a descriptor of a regular file; a pipe or a device is never waited for."""
     try:
         descriptor = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFound(f"no file {path!r} below the media root", resource=("media", path)) from error
     except OSError as error:
         raise invalid("spec.path", "cannot be opened") from error
-    file = os.fdopen(descriptor, "rb")
-    try:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            raise invalid("spec.path", "is not a regular file")
-        if not Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_relative_to(root):
-            raise outside
-        if facts.st_size == 0:
-            raise invalid("spec.path", "the file is empty")
-        return Media(file, facts.st_size, _hash_file(file), "spec.path")
-    except BaseException:
-        file.close()
-        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise invalid("spec.path", "is not a regular file")
+    return descriptor
+
+
+def _outside() -> InvalidArgument:
+    return invalid("spec.path", "lies outside the media root")
 
 
 def container_format(media: Media) -> str:

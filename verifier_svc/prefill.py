@@ -19,6 +19,7 @@ from torch import Tensor
 
 from engine.attention import KvView
 from engine.device_thread import DeviceThread
+from engine.kv_memory import PAGE_BYTES
 from engine.kv_pool import Slab
 from foveate.rpc.errors import ResourceExhausted
 from verifier_svc.config import VerifierConfig
@@ -84,7 +85,7 @@ class Prefiller:
         facts = video.facts()
         by_time = int(facts.claimed_duration_s * sampling.fps)
         num_frames = min(sampling.max_frames, by_time, facts.claimed_num_frames or by_time)
-        if num_frames and facts.width and facts.height:
+        if num_frames:
             self._check_tokens(self._plan_grid(num_frames, facts.width, facts.height))
 
     async def prefill(
@@ -135,10 +136,9 @@ class Prefiller:
         """Decodes and processes in the worker; a chunk is a multiple of the temporal patch."""
         frames = self._parts.frames
         facts = video.facts()
-        width, height = max(1, facts.width), max(1, facts.height)
-        patches_per_step = frames.plan(num_frames=1, height=height, width=width).num_patches
-        bytes_per_step = 3 * width * height * frames.temporal_patch
-        steps = self._config.encode_chunk_patches // max(1, patches_per_step)
+        patches_per_step = self._plan_grid(1, facts.width, facts.height).num_patches
+        bytes_per_step = 3 * facts.width * facts.height * frames.temporal_patch
+        steps = self._config.encode_chunk_patches // patches_per_step
         steps = max(1, min(steps, self._config.decode_chunk_bytes // bytes_per_step))
         before = time.perf_counter()
         for chunk in video.read(plan, frames_per_chunk=steps * frames.temporal_patch):
@@ -182,7 +182,7 @@ class Prefiller:
             position_delta=positions.next_position - len(token_ids),
             video=video,
             timings=Timings(encoded.decode_ms, encoded.encode_ms, prefill_ms),
-            kv_bytes=parts.pool.layout.slab_bytes(slab.capacity),
+            kv_bytes=_whole_pages(parts.pool.layout.slab_bytes(slab.capacity)),
             create_time_ns=time.time_ns(),
         )
         # No step of ours is queued any more, and no await lies between these lines: the slab always has one owner.
@@ -225,3 +225,7 @@ class Prefiller:
                 metadata={"needed_tokens": str(needed), "limit_tokens": str(limit)},
             )
         self._memory.refuse_if_too_large(needed)
+
+
+def _whole_pages(num_bytes: int) -> int:
+    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES

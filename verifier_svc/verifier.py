@@ -89,6 +89,11 @@ class Verifier:
         """Number of open sequences."""
         return self._sessions.num_open
 
+    @property
+    def num_prefills(self) -> int:
+        """Number of contexts that are being made, cancelled ones that still clean up included."""
+        return self._flights.num_running
+
     def session(self) -> Session:
         """Returns a session for one Verify stream."""
         return Session(self._sessions)
@@ -143,10 +148,10 @@ class Verifier:
                     last_emit_s = time.monotonic()
                     await emit(Progress(Stage.UPLOAD, spool.num_bytes, spec.total_bytes))
             media = spool.finish()
+            await emit(Progress(Stage.UPLOAD, media.num_bytes, media.num_bytes))
         except BaseException:
             spool.discard()
             raise
-        await emit(Progress(Stage.UPLOAD, media.num_bytes, media.num_bytes))
         return media
 
     async def _in_worker(self, fn: Callable[..., Any], *args: Any) -> Any:

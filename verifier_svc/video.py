@@ -77,6 +77,8 @@ class VideoFile:
         """Reads the headers; refuses frames too large to decode before one is."""
         with self._opened() as (container, stream):
             width, height = int(stream.codec_context.width), int(stream.codec_context.height)
+            if width < 1 or height < 1:  # also what libav makes of sizes beyond its own limits
+                raise not_a_video(self.media, "claims no usable frame size")
             self._check_pixels(width, height)
             duration = float(stream.duration * stream.time_base) if stream.duration else 0.0
             if not duration and container.duration:
