@@ -37,7 +37,7 @@ WORLD_INDEX = 7
 MAX_TOKENS = 160
 ASKERS = (ask_caption, ask_describe, ask_question)
 
-console = Console(width=112, highlight=False)
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 112)
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,13 @@ def run(model: Path) -> int:
     with tempfile.TemporaryDirectory(prefix="foveate-demo-") as folder:
         video = Path(folder) / "sample.mp4"
         world = held_out("describe", WORLD_INDEX, num_frame_pairs=NUM_FRAME_PAIRS).world
+        console.print("drawing a video with known facts", style="dim")
         write_mp4(world, video, fps=FPS)
         samples = [ask(random.Random(WORLD_INDEX), world) for ask in ASKERS]
         stack = Stack(StackConfig(model=model, deterministic=True))
         try:
-            with console.status("starting verifier, drafter and gateway") as spinner:
+            console.print("starting verifier, drafter and gateway", style="dim")
+            with console.status("") as spinner:
                 stack.start(lambda step: spinner.update(step))
             with Client(stack.addresses.gateway) as client:
                 context, context_ms = _prefill(client, video)

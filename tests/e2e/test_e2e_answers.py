@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from foveate.cli.up import status_line
 from foveate.client import AsyncClient, Client, Context, DraftMode, FinishReason, Guarantee, Selection
 from foveate.stack import Stack
 from tests.e2e.conftest import FPS, MAX_THREAD_TOKENS, long_answer
@@ -146,6 +147,13 @@ def test_marks_of_the_template_in_a_question_are_plain_text(client: Client, cont
     marked = client.ask(context, f"What is {mark} this?", max_tokens=8)
     assert marked.num_prompt_tokens - bare.num_prompt_tokens > 2  # one token, had it been taken for the mark
     assert marked.num_cached_tokens == context.num_tokens
+
+
+def test_the_status_line_says_what_is_going_on(stack: Stack, client: Client, context: Context) -> None:
+    line = status_line(stack, client)
+    for part in (stack.addresses.gateway, client.server_info().model, "drafter over shm", "0 answers", "deterministic"):
+        assert part in line
+    assert f"{len(client.list_contexts())} contexts" in line
 
 
 def test_a_deleted_context_is_gone_and_comes_back(client: Client, folder: Path) -> None:

@@ -200,6 +200,24 @@ def test_signals_end_an_answer_and_cancel_it(gateway: ScriptedGateway, video: Pa
     assert gateway.answers.cancelled.wait(2)
 
 
+def test_ctrl_c_in_a_chat_stops_the_answer_and_the_chat_goes_on(gateway: ScriptedGateway, video: Path) -> None:
+    arguments = ("chat", video, "--server", gateway.address)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with start(*arguments, **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("slow\n")
+        process.stdin.flush()
+        assert process.stdout.read(4) == "The "
+        process.send_signal(signal.SIGINT)
+        assert gateway.answers.cancelled.wait(5)
+        out, err = process.communicate("q\n/exit\n", timeout=10)
+    assert process.returncode == 0
+    assert out.endswith(f"{ANSWER}\n")
+    assert "stopped" in err
+    assert [len(request.history) for request in gateway.answers.requests] == [0, 0]
+
+
 def test_a_closed_pipe_is_no_traceback(gateway: ScriptedGateway, video: Path) -> None:
     arguments = ("ask", video, "slow", "--server", gateway.address)
     with start(*arguments, "--deadline", "3", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
