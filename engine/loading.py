@@ -10,7 +10,7 @@ from typing import Any
 
 import tokenizers
 import torch
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.utils import logging as transformers_logging
 
 from engine.attention import IMPLEMENTATION_NAME
@@ -69,7 +69,7 @@ def load_model(path: Path, *, device: str = "cpu", dtype: str = "float32", load_
     return LoadedModel(
         name=path.resolve().name,
         model=model.to(target).eval().requires_grad_(False),
-        processor=AutoProcessor.from_pretrained(path, local_files_only=True) if load_vision else None,
+        processor=_processor(path) if load_vision else None,
         tokenizer=tokenizers.Tokenizer.from_str(tokenizer_json.decode()),
         tokenizer_json=tokenizer_json,
         tokenizer_sha256=hashlib.sha256(tokenizer_json).hexdigest(),
@@ -98,6 +98,13 @@ def fingerprint(path: Path, dtype: str) -> str:
             while block := stream.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()[:_FINGERPRINT_HEX]
+
+
+def _processor(path: Path) -> Any:
+    # Imports torchvision and, with it, half of torch's compiler: seconds that a text-only process need not spend.
+    from transformers import AutoProcessor
+
+    return AutoProcessor.from_pretrained(path, local_files_only=True)
 
 
 def _require(path: Path, *names: str) -> None:
