@@ -8,6 +8,7 @@ the header's epoch.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -58,7 +59,7 @@ def allocate_exported(num_bytes: int, device: torch.device) -> tuple[Tensor, Cud
     (handle,) = _checked(runtime.cudaIpcGetMemHandle(int(base)), "cudaIpcGetMemHandle")
     segment = CudaIpcSegment(
         device_uuid=device_uuid(device),
-        mem_handle=bytes(handle.reserved),
+        mem_handle=handle_bytes(handle),
         base_offset_bytes=memory.data_ptr() - int(base),
     )
     return memory, segment
@@ -79,8 +80,7 @@ def open_exported(segment: CudaIpcSegment, num_bytes: int, device: torch.device)
     source = find_device(segment.device_uuid)
     torch.cuda.set_device(source)
     torch.cuda.current_stream(source).synchronize()  # makes sure that the primary context exists
-    handle = runtime.cudaIpcMemHandle_t()
-    handle.reserved = segment.mem_handle
+    handle = handle_from_bytes(segment.mem_handle)
     try:
         opened = runtime.cudaIpcOpenMemHandle(handle, runtime.cudaIpcMemLazyEnablePeerAccess)
         (pointer,) = _checked(opened, "cudaIpcOpenMemHandle")
@@ -88,6 +88,20 @@ def open_exported(segment: CudaIpcSegment, num_bytes: int, device: torch.device)
         raise KvNotShared(str(error)) from error
     block = _OpenedBlock(int(pointer), segment.base_offset_bytes, num_bytes)
     return torch.as_tensor(block, device=source)
+
+
+def handle_bytes(handle: Any) -> bytes:
+    """Returns the 64 bytes of a cudaIpcMemHandle_t, which the bindings keep opaque."""
+    return ctypes.string_at(handle.getPtr(), CUDA_MEM_HANDLE_BYTES)
+
+
+def handle_from_bytes(data: bytes) -> Any:
+    """Returns a cudaIpcMemHandle_t of exactly 64 bytes."""
+    from cuda.bindings import runtime
+
+    handle = runtime.cudaIpcMemHandle_t()
+    ctypes.memmove(handle.getPtr(), data, CUDA_MEM_HANDLE_BYTES)
+    return handle
 
 
 class _OpenedBlock:

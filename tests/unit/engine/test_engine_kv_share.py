@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(autouse=True)
 def peers() -> Iterator[list[int]]:
-    """Process ids of a test's peers; neither they nor this process leave a segment (others' are none of our business)."""
+    """Process ids of this test; none of them leaves a segment (those of other programs are not ours to count)."""
     process_ids = [os.getpid()]
     yield process_ids
     names = [path.name for path in Path("/dev/shm").glob("foveate-*")]
