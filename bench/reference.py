@@ -89,11 +89,11 @@ class _NoisyChoice(LogitsProcessor):
         self._sampling, self._index, self._banned_ids = sampling, first_index, banned_ids
         self.margins: list[float] = []
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         scores = scores.double()
         scores[:, self._banned_ids] = -torch.inf
         if self._sampling.temperature > 0:
-            noise = gumbel_noise(self._sampling.seed, self._index, torch.arange(scores.shape[-1]))
+            noise = gumbel_noise(self._sampling.seed, range(self._index, self._index + 1), torch.arange(scores.shape[-1]))
             scores = scores / self._sampling.temperature + noise
         best, second = scores[0].topk(2).values.tolist()
         self.margins.append(best - second)

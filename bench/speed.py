@@ -242,7 +242,7 @@ class _Clock(LogitsProcessor):
     def __init__(self) -> None:
         self.times_s: list[float] = []
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         self.times_s.append(time.perf_counter())
         return scores
 

@@ -194,11 +194,15 @@ class Stack:
 
     def _wait_serving(self, address: str, deadline_s: float) -> None:
         with Client(address) as client:
-            while not client.is_serving(timeout_s=1.0):
+            while not (client.is_serving(timeout_s=1.0) and self._has_what_was_started(client)):
                 self.check()
                 if time.monotonic() > deadline_s:
                     raise StackError("the gateway did not get to SERVING in time", reason="STACK_START_TIMEOUT")
                 time.sleep(_SERVING_POLL_S)
+
+    def _has_what_was_started(self, client: Client) -> bool:
+        """A drafter that was started and lives is waited for: the first answer should not go without it."""
+        return not self.is_drafter_alive or client.server_info().drafter_ready
 
     def _keep_logs(self) -> None:
         if self._config.log_dir is None:
