@@ -10,7 +10,7 @@ import pytest
 from foveate.cli.up import status_line
 from foveate.client import AsyncClient, Client, Context, DraftMode, FinishReason, Guarantee, Selection
 from foveate.stack import Stack
-from tests.e2e.conftest import FPS, MAX_THREAD_TOKENS, long_answer
+from tests.e2e.support import FPS, MAX_THREAD_TOKENS, long_answer
 
 QUESTIONS = ("Describe the video.", "What is happening in this clip?", "What do you see in the video?")
 

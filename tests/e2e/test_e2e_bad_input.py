@@ -14,7 +14,7 @@ from foveate.client import Client, Context
 from foveate.rpc.errors import FoveateError, InvalidArgument, NotFound, ResourceExhausted, from_rpc_error
 from foveate.stack import Stack
 from foveate.v1 import contexts_pb2, contexts_pb2_grpc
-from tests.e2e.conftest import FPS
+from tests.e2e.support import FPS
 
 
 def violated(error: FoveateError) -> set[str]:

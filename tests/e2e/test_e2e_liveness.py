@@ -16,7 +16,7 @@ from foveate.client import Client, Context
 from foveate.rpc.channel import CHANNEL_OPTIONS
 from foveate.rpc.errors import Cancelled, DeadlineExceeded
 from foveate.stack import Stack
-from tests.e2e.conftest import FPS, Load, Services, long_answer, wait_until
+from tests.e2e.support import FPS, Load, Services, long_answer, wait_until
 
 NUM_CANCELLED = 5
 FREED_WITHIN_S = 0.2

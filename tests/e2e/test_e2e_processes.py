@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from foveate.client import Client, DraftMode, FinishReason, Guarantee
-from tests.e2e.conftest import FPS, long_answer, wait_until
+from tests.e2e.support import FPS, long_answer, wait_until
 
 SHM = Path("/dev/shm")
 
