@@ -181,6 +181,7 @@ def opened_message(opened: Opened, handle: PoolHandle) -> verifier_pb2.SequenceO
         prefill_us=opened.prefill_us,
     )
     if opened.selection is not None:
+        message.selection.SetInParent()  # an empty selection is a selection; copying it alone would leave it unset
         message.selection.CopyFrom(selection_to_proto(opened.selection))
     return message
 
