@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.attention import KvView, QueryTap, Step, choose_kernel
 from engine.attention.cpu_canonical import MIN_ROWS
+from engine.decoder import Decoder
 from engine.loading import LoadedModel
 
 
@@ -18,13 +19,18 @@ class TextRunner:
     In deterministic mode the bits of a row's hidden state and logits do not depend on the rows it is computed with.
     """
 
-    def __init__(self, loaded: LoadedModel, *, deterministic: bool = False) -> None:
-        """Raises ValueError when the device has no deterministic kernel."""
+    def __init__(self, loaded: LoadedModel, *, deterministic: bool = False, use_decoder: bool = True) -> None:
+        """Raises ValueError when the device has no deterministic kernel.
+
+        `use_decoder` False runs transformers' own forward even where ours is equal to it.
+        """
         self._kernel = choose_kernel(loaded.device, deterministic=deterministic)
         self._min_rows = MIN_ROWS if deterministic else 1
         self._text_model = loaded.family.text_model(loaded.model)
         self._lm_head = loaded.family.lm_head(loaded.model)
         self._embedding = self._text_model.embed_tokens
+        has_decoder = use_decoder and Decoder.supports(self._text_model, loaded.device)
+        self._decoder = Decoder(self._text_model) if has_decoder else None
         self._num_heads = int(self._text_model.config.num_attention_heads)
         self._device = loaded.device
         self._never_chosen = _never_chosen(loaded, self._lm_head.weight.shape[0])
@@ -60,15 +66,21 @@ class TextRunner:
         if num_rows > num_new:
             embeds, positions = _pad_rows(embeds, num_rows), _pad_rows(positions.T, num_rows).T
         plan = self._kernel.plan(kv, num_new, num_rows, num_heads=self._num_heads, scaling=self.scaling)
+        step = Step(kv, num_new, plan, query_tap)
+        return self._run(embeds, positions.to(self._device), step)[:num_new]
+
+    def _run(self, embeds: Tensor, positions: Tensor, step: Step) -> Tensor:
+        if self._decoder is not None:
+            return self._decoder.forward(embeds, positions, step)
         hidden: Tensor = self._text_model(
             inputs_embeds=embeds.unsqueeze(0),
-            position_ids=positions.to(self._device).unsqueeze(1),
+            position_ids=positions.unsqueeze(1),
             attention_mask={"full_attention": None},
             cache=None,
             use_cache=False,
-            step=Step(kv, num_new, plan, query_tap),
+            step=step,
         ).last_hidden_state
-        return hidden[0, :num_new]
+        return hidden[0]
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -67,7 +67,8 @@ class _CanonicalPlan:
             state = _advance(state, chunk, layer, folded)
         assert state is not None
         _, mass, weighted = state
-        return (weighted / mass).view(1, num_heads, num_rows, head_dim).transpose(1, 2)
+        out = (weighted / mass).to(query.dtype)
+        return out.view(1, num_heads, num_rows, head_dim).transpose(1, 2)
 
 
 def _advance(

@@ -23,7 +23,8 @@ SECOND_PER_GRID = 1.5
 def empty_view(loaded: LoadedModel, capacity: int, context: tuple[Tensor, Tensor] | None = None) -> KvView:
     layout = loaded.layout
     shape = (layout.num_layers, layout.num_kv_heads, capacity, layout.head_dim)
-    return KvView(context, (torch.zeros(shape), torch.zeros(shape)), 0)
+    zeros = torch.zeros(shape, dtype=layout.dtype)
+    return KvView(context, (zeros, zeros.clone()), 0)
 
 
 def video_prompt(loaded: LoadedModel, *, num_before: int = 5, num_after: int = 23) -> list[int]:
@@ -72,6 +73,42 @@ def test_logits_equal_transformers_own_forward(tmp_path: Path, model_type: str, 
     torch.testing.assert_close(logits[shown], expected[shown], atol=1e-4, rtol=0)
     hidden_ids = set((~shown[0]).nonzero()[:, 0].tolist())
     assert hidden_ids == {*loaded.family.placeholder_token_ids, *range(264, 272)}
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 6, 90])
+@pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen2_vl"])
+def test_our_layers_have_the_bits_of_transformers_layers(
+    tmp_path: Path, model_type: str, num_rows: int, deterministic: bool
+) -> None:
+    loaded = load_model(write_tiny_checkpoint(tmp_path / "tiny", model_type=model_type, seed=2))
+    generator = torch.Generator().manual_seed(6)
+    positions = torch.randint(0, 3000, (3, num_rows), generator=generator)
+    token_ids = torch.randint(8, 260, (num_rows,), generator=generator).tolist()
+    results = []
+    for use_decoder in (True, False):
+        runner = TextRunner(loaded, deterministic=deterministic, use_decoder=use_decoder)
+        kv = empty_view(loaded, 130)
+        runner.forward(token_ids=list(range(20, 60)), positions=text_positions(0, 40), kv=kv)
+        kv.thread_len = 40
+        results.append((runner.forward(token_ids=token_ids, positions=positions, kv=kv), *kv.thread))
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_runs_transformers_layers(checkpoint: Path, dtype: str, deterministic: bool) -> None:
+    loaded = load_model(checkpoint, dtype=dtype)
+    runner, kv = TextRunner(loaded, deterministic=deterministic), empty_view(loaded, 20)
+    hidden = [runner.forward(token_ids=list(range(20, 30)), positions=text_positions(0, 10), kv=kv)]
+    kv.thread_len = 10
+    hidden.append(runner.forward(token_ids=[30, 31], positions=text_positions(10, 2), kv=kv))
+    exact = load_model(checkpoint)
+    runner, kv = TextRunner(exact), empty_view(exact, 20)
+    expected = runner.forward(token_ids=list(range(20, 32)), positions=text_positions(0, 12), kv=kv)
+    assert hidden[0].dtype is loaded.dtype
+    assert torch.nn.functional.cosine_similarity(torch.cat(hidden).float(), expected).min() > 0.99
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

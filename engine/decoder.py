@@ -1,0 +1,114 @@
+"""The layers of a Qwen2 text model as plain calls: transformers' arithmetic, to the bit, without its per-module cost.
+
+On a CPU a step of a small model spends more time in Python than in arithmetic, and a draft is a chain of such steps.
+This reads the weights of the loaded modules in place and keeps no state. It is used for float32 on CPUs; elsewhere
+transformers' own forward runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.attention import Step
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Weights of one layer, [out, in]."""
+
+    input_norm: Tensor
+    query: tuple[Tensor, Tensor]
+    key: tuple[Tensor, Tensor]
+    value: tuple[Tensor, Tensor]
+    output: Tensor
+    mlp_norm: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+    @classmethod
+    def of(cls, module: Any) -> _Layer:
+        attention, mlp = module.self_attn, module.mlp
+
+        def linear(projection: Any) -> tuple[Tensor, Tensor]:
+            return projection.weight, projection.bias
+
+        return cls(
+            input_norm=module.input_layernorm.weight,
+            query=linear(attention.q_proj),
+            key=linear(attention.k_proj),
+            value=linear(attention.v_proj),
+            output=attention.o_proj.weight,
+            mlp_norm=module.post_attention_layernorm.weight,
+            gate=mlp.gate_proj.weight,
+            up=mlp.up_proj.weight,
+            down=mlp.down_proj.weight,
+        )
+
+
+class Decoder:
+    """A Qwen2-VL or Qwen2.5-VL text model, from embeddings to the final norm."""
+
+    def __init__(self, text_model: Any) -> None:
+        config = text_model.config
+        self._layers = [_Layer.of(module) for module in text_model.layers]
+        self._final_norm = text_model.norm.weight
+        self._eps = float(config.rms_norm_eps)
+        self._head_dim = config.hidden_size // config.num_attention_heads
+        self._inverse_frequencies = text_model.rotary_emb.inv_freq.float()  # [head_dim / 2]
+        self._rope_scaling = float(text_model.rotary_emb.attention_scaling)
+        self._sections = list(config.rope_parameters["mrope_section"])
+
+    @staticmethod
+    def supports(text_model: Any, device: torch.device) -> bool:
+        """Tells whether this text model, here, is one whose arithmetic is reproduced to the bit."""
+        config = text_model.config
+        return (
+            device.type == "cpu"
+            and text_model.norm.weight.dtype is torch.float32
+            and config.model_type in ("qwen2_vl_text", "qwen2_5_vl_text")
+            and config.hidden_act == "silu"
+            and set(config.layer_types) == {"full_attention"}
+            and config.rope_parameters["rope_type"] == "default"
+        )
+
+    def forward(self, embeds: Tensor, positions: Tensor, step: Step) -> Tensor:
+        """Returns hidden states after the final norm, [num_rows, hidden]; `positions` is [3, num_rows]."""
+        cos, sin = self._rotation(positions)
+        hidden, width = embeds, embeds.shape[-1:]
+        for index, layer in enumerate(self._layers):
+            normed = F.rms_norm(hidden, width, layer.input_norm, self._eps)
+            query, key, value = (
+                F.linear(normed, weight, bias).view(normed.shape[0], -1, self._head_dim)
+                for weight, bias in (layer.query, layer.key, layer.value)
+            )
+            attended = step.attend(
+                index, _heads(_rotate(query, cos, sin)), _heads(_rotate(key, cos, sin)), _heads(value)
+            )
+            hidden = hidden + F.linear(attended.reshape(hidden.shape[0], -1), layer.output)
+            normed = F.rms_norm(hidden, width, layer.mlp_norm, self._eps)
+            gated = F.silu(F.linear(normed, layer.gate)) * F.linear(normed, layer.up)
+            hidden = hidden + F.linear(gated, layer.down)
+        return F.rms_norm(hidden, width, self._final_norm, self._eps)
+
+    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines, [num_rows, 1, head_dim]: each section of the frequencies follows one axis."""
+        angles = positions.unsqueeze(-1).float() * self._inverse_frequencies  # [3, num_rows, head_dim / 2]
+        parts = angles.split(self._sections, dim=-1)
+        half = torch.cat([part[axis] for axis, part in enumerate(parts)], dim=-1)
+        cos, sin = half.cos() * self._rope_scaling, half.sin() * self._rope_scaling
+        return torch.cat([cos, cos], dim=-1).unsqueeze(1), torch.cat([-sin, sin], dim=-1).unsqueeze(1)
+
+
+def _rotate(rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = rows.chunk(2, dim=-1)
+    return rows * cos + torch.cat([second, first], dim=-1) * sin
+
+
+def _heads(rows: Tensor) -> Tensor:
+    return rows.transpose(0, 1).unsqueeze(0)
