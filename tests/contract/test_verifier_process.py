@@ -20,6 +20,7 @@ from tests.unit.verifier_svc import clips
 from tests.unit.verifier_svc.serving import Stream, named
 
 READY_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,7 @@ async def test_a_life(verifier: Running, number: signal.Signals) -> None:
         assert len(await stream.plain(10)) == 10
         verifier.process.send_signal(number)
         verifier.process.send_signal(number)
-        async with asyncio.timeout(15):  # a stream that stays open is given its grace, then ended
+        async with asyncio.timeout(STOP_TIMEOUT_S):  # an open stream is given its grace, then ended
             _, errors = await verifier.process.communicate()
     assert verifier.process.returncode == 0, errors.decode()
     assert b"Traceback" not in errors
