@@ -66,6 +66,8 @@ def slab_views(memory: Tensor, layout: KvLayout, slab: Slab) -> tuple[Tensor, Te
 
 def selection_view(memory: Tensor, layout: KvLayout, slab: SelectionSlab) -> Tensor:
     """Returns the indices, int32 [num_layers, num_kv_heads, num_selected], as a view; ValueError as above."""
+    if slab.num_selected == 0:  # takes no memory and so lies nowhere
+        return torch.empty(layout.num_layers, layout.num_kv_heads, 0, dtype=torch.int32, device=memory.device)
     region = _region(memory, slab.offset_bytes, layout.selection_bytes(slab.num_selected))
     return region.view(torch.int32).view(layout.num_layers, layout.num_kv_heads, slab.num_selected)
 
