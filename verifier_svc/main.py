@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import logging
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from engine.device_thread import DeviceThread
 from engine.loading import ModelError
-from foveate.rpc.server import Server, ServiceRegistration, running, wait_for_signal
+from foveate.rpc.process import FlagParser, log_to_stderr, positive, run_service, serve_loaded
+from foveate.rpc.server import Server, ServiceRegistration
 from foveate.v1 import verifier_pb2_grpc
 from verifier_svc.config import MIB, MediaLimits, VerifierConfig
 from verifier_svc.servicer import VerifierServicer
@@ -49,39 +48,23 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Ve
     )
 
 
-def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="verifier_svc.main", description="The dense verifier of Foveate.")
-
-    def flag(name: str, kind: Callable[[str], Any], default: object, text: str) -> None:
-        variable = "FOVEATE_" + name.replace("-", "_").upper()
-        value = environment.get(variable, default)
-        shown = "" if value is None else f" (default {value})"
-        parser.add_argument(f"--{name}", type=kind, default=value, help=f"{text}{shown}; ${variable}")
-
+def _parser(environment: Mapping[str, str]) -> FlagParser:
+    parser = FlagParser("verifier_svc.main", "The dense verifier of Foveate.", environment)
     config, media = VerifierConfig(Path()), MediaLimits()
-    flag("model", Path, None, "folder of the checkpoint")
-    flag("address", str, config.address, "host:port to listen on; port 0 picks a free one")
-    flag("media-root", Path, None, "folder whose videos clients may name by path")
-    flag("pool-mib", _positive, config.pool_bytes // MIB, "KV pool in MiB")
-    flag("device", str, config.device, "cpu or cuda")
-    flag("dtype", str, config.dtype, "float32, bfloat16 or float16")
-    flag("threads", _positive, config.num_threads, "CPU threads of the model and of each decoder")
-    flag("default-fps", _rate, media.default_fps, "frames per second to look at when the client does not say")
-    flag("max-upload-mib", _positive, media.max_upload_bytes // MIB, "largest upload in MiB")
-    flag("max-frames", _positive, media.max_frames, "most frames of a video")
-    flag("max-visual-tokens", _positive, media.max_visual_tokens, "most visual tokens of a video")
-    flag("max-thread-tokens", _positive, config.max_thread_tokens, "most tokens of history, question and answer")
-    is_deterministic = environment.get("FOVEATE_DETERMINISTIC", "").lower() in ("1", "true", "yes")
-    text = "bit-stable kernels, whatever block of tokens is computed; $FOVEATE_DETERMINISTIC"
-    parser.add_argument("--deterministic", action="store_true", default=is_deterministic, help=text)
+    parser.flag("model", Path, None, "folder of the checkpoint")
+    parser.flag("address", str, config.address, "host:port to listen on; port 0 picks a free one")
+    parser.flag("media-root", Path, None, "folder whose videos clients may name by path")
+    parser.flag("pool-mib", positive, config.pool_bytes // MIB, "KV pool in MiB")
+    parser.flag("device", str, config.device, "cpu or cuda")
+    parser.flag("dtype", str, config.dtype, "float32, bfloat16 or float16")
+    parser.flag("threads", positive, config.num_threads, "CPU threads of the model and of each decoder")
+    parser.flag("default-fps", _rate, media.default_fps, "frames per second to look at when the client does not say")
+    parser.flag("max-upload-mib", positive, media.max_upload_bytes // MIB, "largest upload in MiB")
+    parser.flag("max-frames", positive, media.max_frames, "most frames of a video")
+    parser.flag("max-visual-tokens", positive, media.max_visual_tokens, "most visual tokens of a video")
+    parser.flag("max-thread-tokens", positive, config.max_thread_tokens, "most tokens of history, question and answer")
+    parser.switch("deterministic", "bit-stable kernels, whatever block of tokens is computed")
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
 
 
 def _rate(text: str) -> float:
@@ -92,46 +75,22 @@ def _rate(text: str) -> float:
 
 
 async def serve(config: VerifierConfig) -> None:
-    """Serves until SIGTERM or SIGINT: NOT_SERVING while loading, then SERVING, then drains."""
+    """Serves until SIGTERM or SIGINT."""
     servicer = VerifierServicer()
     registration = ServiceRegistration(
         SERVICE_NAME, lambda server: verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server)
     )
-    stop = asyncio.create_task(wait_for_signal())
-    device = DeviceThread()
-    try:
-        async with running(Server([registration], address=config.address), grace_s=config.drain_grace_s) as server:
-            loading = asyncio.create_task(Verifier.load(config, device))
-            await asyncio.wait({loading, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if not loading.done():
-                loading.cancel()
-                return
-            verifier = loading.result()
-            try:
-                servicer.serve(verifier)
-                await server.set_serving(True)
-                sys.stdout.write(f"READY {server.port}\n")
-                sys.stdout.flush()
-                await stop
-                await server.stop(config.drain_grace_s)
-            finally:
-                await verifier.close()
-    finally:
-        stop.cancel()
-        device.close()
+    with contextlib.closing(DeviceThread()) as device:
+        server = Server([registration], address=config.address)
+        await serve_loaded(server, lambda: Verifier.load(config, device), servicer.serve, grace_s=config.drain_grace_s)
 
 
-def main() -> None:
-    """Runs the command; exits 1 with one line when the service cannot be started."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+def main() -> int:
+    """Runs the command; returns its exit status."""
+    log_to_stderr()
     config = parse_config(sys.argv[1:], os.environ)
-    try:
-        asyncio.run(serve(config))
-    except (ModelError, OSError, RuntimeError, ValueError) as error:
-        logging.getLogger(__name__).debug("start failed", exc_info=error)
-        sys.stderr.write(f"verifier: {error}\n".replace("\n", " ").strip() + "\n")
-        raise SystemExit(1) from None
+    return run_service("verifier", lambda: serve(config), failures=(ModelError,))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from engine.handle_proto import handle_to_proto, selection_to_proto, slab_to_proto
 from engine.kv_pool import PoolHandle
-from engine.sampling import Sampling
+from engine.sampling_proto import sampling_from_proto, sampling_violations
 from engine.selection import SelectionMethod
 from foveate import __version__
 from foveate.rpc.errors import FieldViolation, InvalidArgument, invalid
-from foveate.v1 import answers_pb2, contexts_pb2, kv_pb2, sampling_pb2, verifier_pb2
+from foveate.v1 import answers_pb2, contexts_pb2, kv_pb2, verifier_pb2
 from verifier_svc.config import VerifierConfig
 from verifier_svc.contexts import ContextFacts
 from verifier_svc.identity import parse_context_name
@@ -25,7 +23,6 @@ from verifier_svc.verifier import ContextSpec, UploadChunk, Verifier
 
 MAX_QUESTION_BYTES = 32 * 1024
 MAX_HISTORY_BYTES = 256 * 1024
-MAX_TEMPERATURE = 10.0
 
 _ROLES = {answers_pb2.ROLE_USER: Role.USER, answers_pb2.ROLE_ASSISTANT: Role.ASSISTANT}
 _METHODS = {
@@ -68,7 +65,7 @@ def parse_chunk(request: verifier_pb2.PrefillRequest) -> UploadChunk:
 
 def parse_open(message: verifier_pb2.OpenSequence) -> OpenRequest:
     """Reads what starts a sequence."""
-    violations = [*_question_violations(message), *_sampling_violations(message.sampling)]
+    violations = [*_question_violations(message), *sampling_violations(message.sampling, "open.sampling")]
     if message.max_tokens < 1:
         violations.append(FieldViolation("open.max_tokens", "must be at least 1"))
     if message.HasField("visual_budget") and not 0 <= message.visual_budget <= 1:
@@ -81,7 +78,7 @@ def parse_open(message: verifier_pb2.OpenSequence) -> OpenRequest:
         context_id=parse_context_name(message.context, "open.context"),
         history=tuple(Turn(_ROLES[turn.role], turn.text) for turn in message.history),
         question=message.question,
-        sampling=_parse_sampling(message.sampling),
+        sampling=sampling_from_proto(message.sampling),
         max_tokens=message.max_tokens,
         num_selected=message.num_selected if message.HasField("num_selected") else None,
         visual_budget=message.visual_budget if message.HasField("visual_budget") else None,
@@ -113,22 +110,6 @@ def _question_violations(message: verifier_pb2.OpenSequence) -> list[FieldViolat
     if sum(len(turn.text.encode()) for turn in message.history) > MAX_HISTORY_BYTES:
         violations.append(FieldViolation("open.history", f"must be at most {MAX_HISTORY_BYTES} bytes in all"))
     return violations
-
-
-def _sampling_violations(message: sampling_pb2.SamplingParams) -> list[FieldViolation]:
-    violations = []
-    if not (math.isfinite(message.temperature) and 0 <= message.temperature <= MAX_TEMPERATURE):
-        violations.append(FieldViolation("open.sampling.temperature", f"must be in [0, {MAX_TEMPERATURE:g}]"))
-    if message.HasField("top_p") and not 0 < message.top_p <= 1:
-        violations.append(FieldViolation("open.sampling.top_p", "must be in (0, 1]"))
-    if message.temperature > 0 and not message.HasField("seed"):
-        violations.append(FieldViolation("open.sampling.seed", "must be set when temperature is above 0"))
-    return violations
-
-
-def _parse_sampling(message: sampling_pb2.SamplingParams) -> Sampling:
-    top_p = message.top_p if message.HasField("top_p") else 1.0
-    return Sampling(temperature=message.temperature, top_k=message.top_k, top_p=top_p, seed=message.seed)
 
 
 def progress_message(progress: Progress) -> contexts_pb2.ContextProgress:
@@ -207,7 +188,7 @@ def info_message(verifier: Verifier) -> verifier_pb2.GetVerifierInfoResponse:
         eos_token_ids=parts.loaded.eos_token_ids,
         kv_handle=handle_to_proto(parts.pool.handle),
         device=parts.loaded.device.type,
-        deterministic=config.deterministic,
+        deterministic=verifier.parts.runner.is_deterministic,
         attention_kernel=parts.runner.kernel_name,
         limits=_limits_message(config),
         pool_used_bytes=parts.pool.used_bytes,

@@ -9,7 +9,6 @@ Every method that touches the model runs on the device thread, one step at a tim
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
 import torch
@@ -92,7 +91,9 @@ class Sequence:
         words = self._words
         inside = range(max(rows.start, words.start), min(rows.stop, words.stop))
         tap = self._tap(slice(inside.start - rows.start, inside.stop - rows.start)) if with_scores and inside else None
-        hidden = self._forward(self._prompt.token_ids[rows.start : rows.stop], rows.start, tap)
+        token_ids = self._prompt.token_ids[rows.start : rows.stop]
+        positions, kv = self._positions(rows.start, len(rows)), self._kv(rows.start)
+        hidden = self._runner.forward(token_ids=token_ids, positions=positions, kv=kv, query_tap=tap)
         if tap is not None:
             # Each chunk's scores are means over its own words.
             share = tap.scores * (len(inside) / len(words))
@@ -130,20 +131,24 @@ class Sequence:
         before = time.perf_counter()
         num_drafts = len(asked.draft_token_ids)
         row = asked.base_len - self._held.facts.num_tokens
-        hidden = self._forward(asked.token_ids + asked.draft_token_ids, row, None)
+        token_ids = asked.token_ids + asked.draft_token_ids
+        hidden = self._runner.step(
+            token_ids=token_ids, positions=self._positions(row, len(token_ids)), kv=self._kv(row)
+        )
         logits = self._runner.logits(hidden[-(num_drafts + 1) :])  # [num_drafts + 1, vocab]
         target_token_ids = choose(logits, asked.base_len + len(asked.token_ids), self._sampling)
         model_us = int((time.perf_counter() - before) * 1e6)
         return Verified(asked.round, asked.base_len, tuple(target_token_ids), model_us)
 
-    def _forward(self, token_ids: Tokens[int], row: int, tap: ScoreTap | None) -> Tensor:
-        """Runs tokens that start at thread row `row`; returns hidden states [num_tokens, hidden]."""
+    def _kv(self, row: int) -> KvView:
+        """Returns the context and the first `row` rows of the thread."""
         assert self._thread is not None, "begin comes first"
+        return KvView(self._pool.views(self._held.slab), self._pool.views(self._thread), row)
+
+    def _positions(self, row: int, num_tokens: int) -> Tensor:
+        """Returns the RoPE positions of tokens that start at thread row `row`."""
         facts = self._held.facts
-        kv = KvView(self._pool.views(self._held.slab), self._pool.views(self._thread), row)
-        position = facts.num_tokens + row + facts.position_delta
-        positions = text_positions(position, len(token_ids))
-        return self._runner.forward(token_ids=token_ids, positions=positions, kv=kv, query_tap=tap)
+        return text_positions(facts.num_tokens + row + facts.position_delta, num_tokens)
 
     def _tap(self, rows: slice) -> ScoreTap:
         keys, _ = self._pool.views(self._held.slab)

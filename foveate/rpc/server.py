@@ -39,7 +39,10 @@ class ServiceRegistration:
 
 
 class Server:
-    """A gRPC server whose services report NOT_SERVING until `set_serving(True)` and drain on `stop`."""
+    """A gRPC server whose services report NOT_SERVING until `set_serving(True)` and drain on `stop`.
+
+    Raises OSError when it cannot listen on `address`.
+    """
 
     def __init__(
         self, registrations: Sequence[ServiceRegistration], *, address: str, use_reflection: bool = True
@@ -53,7 +56,7 @@ class Server:
         if use_reflection:
             names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)
-        self.port = self._server.add_insecure_port(address)
+        self.port = _bound(self._server, address)
 
     async def start(self) -> None:
         """Starts answering; every service, and the server as a whole (""), is NOT_SERVING."""
@@ -70,6 +73,14 @@ class Server:
         """Refuses new calls at once, lets running ones finish for `grace_s` seconds, then cancels them."""
         await self.set_serving(False)
         await self._server.stop(grace_s)
+
+
+def _bound(server: grpc.aio.Server, address: str) -> int:
+    # Returns the port. gRPC's own words end with a debugging hint that helps nobody.
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {address}") from error
 
 
 @contextlib.asynccontextmanager

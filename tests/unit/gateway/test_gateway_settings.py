@@ -10,11 +10,15 @@ from gateway.main import parse_config
 from gateway.patience import Patience
 
 
-def test_flags_beat_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FOVEATE_VERIFIER", "a:1")
-    monkeypatch.setenv("FOVEATE_DEFAULT_MAX_TOKENS", "7")
-    monkeypatch.setenv("FOVEATE_DRAFT_TIMEOUT_MS", "100")
-    config = parse_config(["--verifier", "b:2", "--draft-timeout-ms", "300"])
+def test_flags_beat_the_environment() -> None:
+    environment = {
+        "FOVEATE_VERIFIER": "a:1",
+        "FOVEATE_DEFAULT_MAX_TOKENS": "7",
+        "FOVEATE_DRAFT_TIMEOUT_MS": "100",
+        "FOVEATE_ADDRESS": "0.0.0.0:8080",
+    }
+    config = parse_config(["--verifier", "b:2", "--draft-timeout-ms", "300"], environment)
+    assert config.address == "0.0.0.0:8080"
     assert (config.verifier, config.default_max_tokens, config.draft_timeout_s) == ("b:2", 7, 0.3)
     assert config.drafter is None
     assert (config.default_num_draft_tokens, config.default_visual_budget) == (5, 0.1)
@@ -35,7 +39,7 @@ def test_flags_beat_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_wrong_settings_name_their_flag(flags: list[str]) -> None:
     with pytest.raises(ValueError, match=flags[0]):
-        parse_config(["--verifier", "a:1", *flags])
+        parse_config(["--verifier", "a:1", *flags], {})
 
 
 def test_patience_never_falls_below_the_floor() -> None:

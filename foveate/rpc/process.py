@@ -1,0 +1,126 @@
+"""The life of a service's process: flags with FOVEATE_* defaults, logs, load, serve, drain; one line when it fails."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol, TypeVar
+
+from foveate.rpc.server import Server, running, wait_for_signal
+
+logger = logging.getLogger(__name__)
+
+
+class Closing(Protocol):
+    """What a process loads, serves and closes."""
+
+    async def close(self) -> None:
+        """Ends what is running and frees what is held."""
+
+
+ModelT = TypeVar("ModelT", bound=Closing)
+
+
+class FlagParser(argparse.ArgumentParser):
+    """Flags whose defaults come from FOVEATE_* variables of `environment`."""
+
+    def __init__(self, prog: str, description: str, environment: Mapping[str, str]) -> None:
+        super().__init__(prog=prog, description=description)
+        self._environment = environment
+
+    def flag(self, name: str, kind: Callable[[str], Any], default: object, text: str) -> None:
+        """Adds --NAME; a variable's text is read and checked as the flag's own."""
+        variable = "FOVEATE_" + name.replace("-", "_").upper()
+        value = self._environment.get(variable, default)
+        shown = "" if value in (None, "") else f" (default {value})"
+        self.add_argument(f"--{name}", type=kind, default=value, help=f"{text}{shown}; ${variable}")
+
+    def switch(self, name: str, text: str) -> None:
+        """Adds --NAME, off unless the variable is 1, true or yes."""
+        variable = "FOVEATE_" + name.replace("-", "_").upper()
+        is_on = self._environment.get(variable, "").lower() in ("1", "true", "yes")
+        self.add_argument(f"--{name}", action="store_true", default=is_on, help=f"{text}; ${variable}")
+
+
+def positive(text: str) -> int:
+    """Returns a whole number of at least 1. Raises ArgumentTypeError or ValueError."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+async def serve_loaded(
+    server: Server, load: Callable[[], Coroutine[Any, Any, ModelT]], serve: Callable[[ModelT], None], *, grace_s: float
+) -> None:
+    """Runs `server` until SIGTERM or SIGINT: NOT_SERVING while `load` runs, then SERVING, then drains and closes."""
+    stop = asyncio.create_task(wait_for_signal())
+    try:
+        async with running(server, grace_s=grace_s):
+            loading = asyncio.create_task(load())
+            await asyncio.wait({loading, stop}, return_when=asyncio.FIRST_COMPLETED)
+            model = await loading  # also after a signal: a load cannot be stopped, and what it made must be closed
+            try:
+                if not stop.done():
+                    serve(model)
+                    await server.set_serving(True)
+                    say_ready(server.port)
+                await stop
+                await server.stop(grace_s)
+            finally:
+                await model.close()
+    finally:
+        stop.cancel()
+
+
+def say_ready(port: int) -> None:
+    """Prints the one line that a service prints to stdout."""
+    sys.stdout.write(f"READY {port}\n")
+    sys.stdout.flush()
+
+
+def run_service(
+    name: str,
+    serve: Callable[[], Coroutine[Any, Any, None]],
+    *,
+    failures: tuple[type[Exception], ...] = (),
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> int:
+    """Runs `serve` and returns the exit status: 0 after draining; 1, with one line, when it could not start.
+
+    Besides OSError, RuntimeError and ValueError, `failures` say in one line what is wrong.
+    """
+    expected: tuple[type[Exception], ...] = (OSError, RuntimeError, ValueError, *failures)
+    try:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(serve())
+    except expected as error:
+        logger.debug("start failed", exc_info=error)
+        say_failure(name, error)
+        return 1
+    return 0
+
+
+def say_failure(name: str, error: Exception) -> None:
+    """Writes why a service does not run, as one line, to stderr."""
+    sys.stderr.write(f"{name}: {error}".replace("\n", " ").strip() + "\n")
+
+
+def log_to_stderr() -> None:
+    """Sends all logs to stderr, one JSON object a line."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {"time": self.formatTime(record), "level": record.levelname, "logger": record.name}
+        fields["message"] = record.getMessage()
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
