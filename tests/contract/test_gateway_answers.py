@@ -1,4 +1,7 @@
-"""Answers through the real gateway and real streams, over toy services: the same tokens however they are drafted."""
+"""Answers through the real gateway and real streams, over toy services: the same tokens however they are drafted.
+
+Cases S1 (ends), S2 (stop strings), S3 (characters), S6 (seeds), S9 (limits).
+"""
 
 from __future__ import annotations
 

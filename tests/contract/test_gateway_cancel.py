@@ -1,4 +1,4 @@
-"""Callers that go away, callers that ping, and services that stop (G1, G2, G6)."""
+"""Callers that go away, callers that ping, and services that stop (cases G1, G2, G6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafters that fail in every way: the same tokens, a note, and acceptance that shows nothing went unnoticed (S10)."""
+"""Drafters that fail in every way (case S10): the same tokens, a note, and acceptance that shows it was noticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Services that are killed or stopped in the middle of an answer, as processes."""
+"""Services that are killed or stopped in the middle of an answer, as processes (case S10)."""
 
 from __future__ import annotations
 

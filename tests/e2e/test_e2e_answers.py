@@ -1,4 +1,4 @@
-"""Answers of the real stack: streamed, drafted, equal to plain decoding, reproducible."""
+"""Answers of the real stack: streamed, drafted, equal to plain decoding, reproducible (case S6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cancelling frees at once (G1), health answers during a long prefill (G6)."""
+"""Cancelling frees at once (case G1), health answers during a long prefill (case G6)."""
 
 from __future__ import annotations
 

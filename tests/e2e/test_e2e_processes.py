@@ -1,4 +1,7 @@
-"""Whatever ends, nothing is left: a killed drafter, SIGTERM, Ctrl-C, a killed parent; and a stack without a drafter."""
+"""Whatever ends, nothing is left: a killed drafter, SIGTERM, Ctrl-C, a killed parent; and a stack without a drafter.
+
+Case S10: killed in the middle of an answer, the drafter takes no token with it.
+"""
 
 from __future__ import annotations
 

@@ -73,10 +73,27 @@ KERNELS = {
 }
 
 
+NUM_NEW = (1, 2, 6, 17, LONG_PREFILL_ROWS + 9)
+LENGTHS = ((0, 0), (0, 70), (130, 0), (2500, 33), (130, 2100))  # context_len, thread_len
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("num_new", [1, 2, 6, 17, LONG_PREFILL_ROWS + 9])
-@pytest.mark.parametrize(("context_len", "thread_len"), [(0, 0), (0, 70), (130, 0), (2500, 33), (130, 2100)])
-def test_kernels_equal_plain_attention(kernel: str, num_new: int, context_len: int, thread_len: int) -> None:
+@pytest.mark.parametrize(
+    ("num_new", "lengths"), [*zip(NUM_NEW, LENGTHS, strict=True), (1, (2500, 33)), (6, (130, 2100))]
+)
+def test_kernels_equal_plain_attention(kernel: str, num_new: int, lengths: tuple[int, int]) -> None:
+    assert_equals_plain_attention(kernel, num_new, *lengths)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("num_new", NUM_NEW)
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_kernels_equal_plain_attention_everywhere(kernel: str, num_new: int, lengths: tuple[int, int]) -> None:
+    assert_equals_plain_attention(kernel, num_new, *lengths)
+
+
+def assert_equals_plain_attention(kernel: str, num_new: int, context_len: int, thread_len: int) -> None:
     kv = make_view(context_len, thread_len, capacity=thread_len + num_new)
     new = (rows(NUM_HEADS, num_new, 7), rows(NUM_KV_HEADS, num_new, 8), rows(NUM_KV_HEADS, num_new, 9))
     chosen, pad_to = KERNELS[kernel]
@@ -86,10 +103,36 @@ def test_kernels_equal_plain_attention(kernel: str, num_new: int, context_len: i
     assert torch.equal(kv.thread[1][0, :, thread_len:], new[2][0])
 
 
-@pytest.mark.parametrize("context_len", [0, 1, 2, 77, CHUNK - 1, CHUNK + 1, 2 * CHUNK + 63])
-@pytest.mark.parametrize("thread_len", [0, 1, 58, 63, 64, 120, CHUNK - 9, CHUNK])
-@pytest.mark.parametrize("spare", [0, 3, 500])
+CONTEXT_LENS = (0, 1, 2, 77, CHUNK - 1, CHUNK + 1, 2 * CHUNK + 63)
+THREAD_LENS = (0, 1, 58, 63, 64, 120, CHUNK - 9, CHUNK)
+SPARES = (0, 3, 500)
+
+
+@pytest.mark.parametrize(
+    ("context_len", "thread_len", "spare"),
+    [
+        (0, 0, 0),
+        (1, 63, 3),
+        (2, CHUNK - 9, 3),
+        (77, 58, 500),
+        (CHUNK - 1, 64, 0),
+        (CHUNK + 1, CHUNK, 3),
+        (2 * CHUNK + 63, 120, 500),
+    ],
+)
 def test_canonical_rows_have_the_same_bits_in_every_block(context_len: int, thread_len: int, spare: int) -> None:
+    assert_same_bits_in_every_block(context_len, thread_len, spare)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context_len", CONTEXT_LENS)
+@pytest.mark.parametrize("thread_len", THREAD_LENS)
+@pytest.mark.parametrize("spare", SPARES)
+def test_canonical_rows_have_the_same_bits_everywhere(context_len: int, thread_len: int, spare: int) -> None:
+    assert_same_bits_in_every_block(context_len, thread_len, spare)
+
+
+def assert_same_bits_in_every_block(context_len: int, thread_len: int, spare: int) -> None:
     num_new = 17
     new = (rows(NUM_HEADS, num_new, 7), rows(NUM_KV_HEADS, num_new, 8), rows(NUM_KV_HEADS, num_new, 9))
     kernel = CanonicalKernel()

@@ -1,4 +1,4 @@
-"""Two processes and one pool: what a reader sees, what it cannot do, and how it learns that the owner is gone."""
+"""Two processes, one pool: what a reader sees, what it cannot do, how it learns that the owner is gone (case K3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Incremental decoding of a byte-level tokenizer, where most characters outside ASCII take several tokens (S3)."""
+"""Incremental decoding of a byte-level tokenizer, where most characters outside ASCII take several tokens (case S3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where answers end (S1, S2, S9), and that it never depends on how an answer was cut into rounds."""
+"""Where answers end (cases S1, S2, S9), and that it never depends on how an answer was cut into rounds."""
 
 from __future__ import annotations
 

@@ -9,9 +9,14 @@ import pytest
 import torch
 from transformers import Qwen2VLVideoProcessor
 
-from engine.loading import load_model
+from engine.loading import LoadedModel, load_model
 from foveate.rpc.errors import InvalidArgument
 from verifier_svc.frames import FrameProcessor, Grid
+
+
+@pytest.fixture(scope="module")
+def loaded(checkpoint: Path) -> LoadedModel:
+    return load_model(checkpoint)
 
 
 def processor(**settings: object) -> Qwen2VLVideoProcessor:
@@ -56,8 +61,7 @@ def test_the_cap_by_number_of_frames_is_that_of_the_whole_video() -> None:
 
 
 @pytest.mark.parametrize("num_frames", range(1, 10))
-def test_embeddings_are_as_many_as_planned(num_frames: int, checkpoint: Path) -> None:
-    loaded = load_model(checkpoint)
+def test_embeddings_are_as_many_as_planned(num_frames: int, loaded: LoadedModel) -> None:
     ours = FrameProcessor(loaded.processor.video_processor)
     patches, grid = ours.process(frames_of(num_frames, 64, 48), num_frames_of_video=num_frames)
     features = loaded.family.encode_video(loaded.model, patches, grid.as_tensor())
