@@ -51,6 +51,10 @@ def ask_question(rng: random.Random, world: World) -> Sample:
     return _ask_fact(rng, world)
 
 
+def ask_background(rng: random.Random, world: World) -> Sample:
+    return _ask_fact_of(rng, world, "background")
+
+
 def ask_multiple_choice(rng: random.Random, world: World) -> Sample:
     kind, thing = rng.choice(("shape", "motion", "background")), rng.choice(world.things)
     right = getattr(thing, kind)
@@ -71,7 +75,11 @@ ASKERS: dict[str, Callable[[random.Random, World], Sample]] = {
 
 
 def _ask_fact(rng: random.Random, world: World) -> Sample:
-    kind, thing = rng.choice(ASKABLE), rng.choice(world.things)
+    return _ask_fact_of(rng, world, rng.choice(ASKABLE))
+
+
+def _ask_fact_of(rng: random.Random, world: World, kind: str) -> Sample:
+    thing = rng.choice(world.things)
     question, value = rng.choice(ASK[kind]).format(named(rng, thing)), getattr(thing, kind)
     key = (Fact(kind, thing.color, value),)
     if rng.random() < 0.4:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from bench.world.facts import BACKGROUNDS, COLORS, FRAME_SIZE, MOTIONS, RADIUS, SHAPES, SIZES, Rgb
 
 BRIEF_PAIRS = (2, 3, 4)  # how long a brief thing is visible
-MIN_SCENE_PAIRS = 4
 PLACING_TRIES = 12
 UNIT_STEP = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1), "still": (0, 0)}
 
@@ -62,6 +61,8 @@ class Plan:
     num_frame_pairs: int
     max_things: int = 4
     max_scenes: int = 6
+    min_scenes: int = 1
+    min_scene_pairs: int = 4
     max_together: int = 2  # things sharing one scene
     brief_share: float = 0.5
 
@@ -85,11 +86,12 @@ def _sample_num_things(rng: random.Random, max_things: int) -> int:
 
 
 def _sample_scenes(rng: random.Random, plan: Plan) -> list[Scene]:
-    most = max(1, min(plan.max_scenes, plan.num_frame_pairs // MIN_SCENE_PAIRS))
-    num_scenes = rng.randint(1, most)
-    spare = plan.num_frame_pairs - num_scenes * MIN_SCENE_PAIRS if num_scenes > 1 else 0
+    shortest = plan.min_scene_pairs
+    most = max(1, min(plan.max_scenes, plan.num_frame_pairs // shortest))
+    num_scenes = rng.randint(min(plan.min_scenes, most), most)
+    spare = plan.num_frame_pairs - num_scenes * shortest if num_scenes > 1 else 0
     cuts = sorted(rng.randint(0, spare) for _ in range(num_scenes - 1))
-    starts = [0, *(cut + (i + 1) * MIN_SCENE_PAIRS for i, cut in enumerate(cuts)), plan.num_frame_pairs]
+    starts = [0, *(cut + (i + 1) * shortest for i, cut in enumerate(cuts)), plan.num_frame_pairs]
     scenes: list[Scene] = []
     for first, end in itertools.pairwise(starts):
         others = [name for name in BACKGROUNDS if not scenes or name != scenes[-1].background]

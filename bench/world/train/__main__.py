@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--config", choices=tuple(MODEL_SIZES), default="target")
     parser.add_argument("--vision", type=Path, help="language stage: the vision stage's folder")
     parser.add_argument("--checkpoint", type=Path, help="language stage: where to save the model for use")
+    parser.add_argument("--resume-at-s", type=float, help="go on at this point of the schedule")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
@@ -32,7 +33,7 @@ def main() -> None:
     elif args.stage == "export":
         export(args.out, config=args.config, checkpoint=args.checkpoint)
     else:
-        train_language(args.out, vision=args.vision, checkpoint=args.checkpoint, **common)
+        train_language(args.out, vision=args.vision, checkpoint=args.checkpoint, resume_at_s=args.resume_at_s, **common)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Training rows: one visual prefix, then independent conversations about it, each seeing only the prefix and itself."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -74,6 +74,11 @@ class BranchPacker:
         mask &= torch.ones(length, length, dtype=torch.bool).tril()
         return Rows(batch[:, 0], batch[:, 1:4].transpose(0, 1), mask[:, None], batch[:, 4])
 
+    def hide(self, rows: Rows, row: int, hidden: Tensor) -> None:
+        """Keep a row's text from looking at visual tokens: hidden [num_visual_tokens], bool; changes `rows.mask`."""
+        first, end = len(self._prefix), len(self._prefix) + len(hidden)
+        rows.mask[row, 0, end:, first:end] &= ~hidden
+
     def _row(self, branches: Sequence[Branch], num_pairs: int, interval: int) -> Tensor:
         prefix, visual = len(self._prefix), num_pairs * CELLS
         seconds = interval / TOKENS_PER_SECOND
@@ -102,7 +107,11 @@ class BranchPacker:
 
 def fact_token_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """Tokens that are a fact word, or an option's letter or a yes or no."""
-    words = [*FACT_WORDS, "A", "B", "C", "D", "Yes", "No"]
+    return token_ids_of(tokenizer, [*FACT_WORDS, "A", "B", "C", "D", "Yes", "No"])
+
+
+def token_ids_of(tokenizer: PreTrainedTokenizerFast, words: Iterable[str]) -> list[int]:
+    """Ids of the words that are one token, with and without a space before them."""
     encoded = [tokenizer(form)["input_ids"] for word in words for form in (word, f" {word}")]
     return sorted({ids[0] for ids in encoded if len(ids) == 1})
 

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
+from transformers import PreTrainedTokenizerFast, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
 
+from bench.world.facts import BACKGROUNDS, COLORS
 from bench.world.model import MODEL_SIZES, TOKEN_ID, VOCAB_SIZE, build_model
 from bench.world.processor import build_processor
-from bench.world.train.branches import IGNORED, BranchPacker, Rows, conversations, fact_token_ids
+from bench.world.train.branches import IGNORED, BranchPacker, Rows, conversations, fact_token_ids, token_ids_of
 from bench.world.train.curriculum import lesson, samples
 from bench.world.train.pixels import LABEL_CLASSES, cell_labels, video_patches
 from bench.world.train.run import Run, cosine
@@ -22,7 +23,9 @@ LEARNING_RATE = 2e-3
 VISION_LEARNING_RATE_SHARE = 0.5
 WEIGHT_DECAY = 0.05
 FACT_WEIGHT = 3.0
+BACKGROUND_WEIGHT = 8.0  # else the video's commonest background is said instead of the asked thing's
 LABEL_LOSS_WEIGHT = 0.1
+HIDE_EMPTY_SHARE = 0.4  # of rows, whose text cannot look at cells without things: binds a background to its thing
 CHECKPOINT_EVERY_S = 600.0
 LOG_EVERY = 25
 AVERAGED_STEPS = 50
@@ -100,11 +103,14 @@ def make_batch(run: Run, packer: BranchPacker, device: str) -> Batch:
         [packer.branch(turns) for turns in conversations(run.rng, samples(run.rng, world))] for world in now.worlds
     ]
     rows = packer.rows(branches, num_pairs=now.num_pairs, interval=now.interval)
+    labels = torch.from_numpy(np.stack([cell_labels(world) for world in now.worlds]))  # [num_rows, num_pairs, 9, 5]
+    for row in range(len(now.worlds)):
+        if run.rng.random() < HIDE_EMPTY_SHARE:
+            packer.hide(rows, row, (labels[row, :, :, 0] == len(COLORS)).flatten())
     rows = Rows(*(x.to(device) for x in (rows.input_ids, rows.positions, rows.mask, rows.targets)))
     patches = torch.cat([video_patches(world, run.rng) for world in now.worlds]).to(device)
-    labels = torch.from_numpy(np.concatenate([cell_labels(world) for world in now.worlds])).flatten(0, 1).to(device)
     grid = torch.tensor([[now.num_pairs, 6, 6]] * len(now.worlds), device=device)
-    return Batch(patches, grid, rows, labels)
+    return Batch(patches, grid, rows, labels.flatten(0, 2).to(device))
 
 
 class Averages:
@@ -123,6 +129,14 @@ def save_checkpoint(model: Qwen2_5_VLForConditionalGeneration, processor: Qwen2_
     state = {name: value.detach().to(torch.bfloat16) for name, value in model.state_dict().items()}
     model.save_pretrained(folder, state_dict=state)
     processor.save_pretrained(folder)
+
+
+def token_weights(tokenizer: PreTrainedTokenizerFast) -> Tensor:
+    """Weight of each target token in the loss: [VOCAB_SIZE]."""
+    weights = torch.ones(VOCAB_SIZE)
+    weights[fact_token_ids(tokenizer)] = FACT_WEIGHT
+    weights[token_ids_of(tokenizer, BACKGROUNDS)] = BACKGROUND_WEIGHT
+    return weights
 
 
 def export(run_folder: Path, *, config: str, checkpoint: Path) -> None:
@@ -144,39 +158,49 @@ def warm_up(learner: Learner, run: Run, packer: BranchPacker) -> None:
 
 
 def train_language(
-    out: Path, *, config: str, vision: Path | None, checkpoint: Path | None, budget_s: float, seed: int, device: str
+    out: Path,
+    *,
+    config: str,
+    vision: Path | None,
+    checkpoint: Path | None,
+    budget_s: float,
+    seed: int,
+    device: str,
+    resume_at_s: float | None = None,
 ) -> None:
     batch_equal_segments()
     run = Run(out, budget_s=budget_s, seed=seed)
     learner = Learner(config, vision, device)
     processor = build_processor()
     packer = BranchPacker(processor.tokenizer)
-    is_fact = torch.zeros(VOCAB_SIZE, dtype=torch.bool, device=device)
-    is_fact[fact_token_ids(processor.tokenizer)] = True
-    run.resume(learner.parts)
+    weights = token_weights(processor.tokenizer).to(device)
+    run.resume(learner.parts, at_s=resume_at_s)
     learner.compile()
     run.start()
     warm_up(learner, run, packer)
     run.start()
     _train(
-        learner, run, packer, is_fact, lambda: save_checkpoint(learner.model, processor, checkpoint or out / "model")
+        learner, run, packer, weights, lambda: save_checkpoint(learner.model, processor, checkpoint or out / "model")
     )
 
 
-def _train(learner: Learner, run: Run, packer: BranchPacker, is_fact: Tensor, save: Callable[[], None]) -> None:
+def _train(learner: Learner, run: Run, packer: BranchPacker, by_token: Tensor, save: Callable[[], None]) -> None:
     averages, saved_at = Averages(), run.clock.elapsed_s()
     while run.clock.progress() < 1:
         learner.set_rate(cosine(run.clock.progress(), step=run.step, warmup_steps=60))
         batch = make_batch(run, packer, learner.device)
         targets, losses, of_labels = learner.forward(batch)
-        fact = is_fact[targets]
-        weights = torch.where(fact, FACT_WEIGHT, 1.0)
+        weights = by_token[targets]
+        fact, background = weights > 1, weights == BACKGROUND_WEIGHT
         learner.learn((losses * weights).sum() / weights.sum() + LABEL_LOSS_WEIGHT * of_labels)
         run.step += 1
         run.num_videos += len(batch.grid)
         losses = losses.detach()
         averages.add(
-            fact=float(losses[fact].mean()), filler=float(losses[~fact].mean()), labels=float(of_labels.detach())
+            fact=float(losses[fact].mean()),
+            background=float(losses[background].mean()),
+            filler=float(losses[~fact].mean()),
+            labels=float(of_labels.detach()),
         )
         if run.step % LOG_EVERY == 0:
             run.log(**averages.values, num_pairs=float(batch.grid[0, 0]))

@@ -51,8 +51,11 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         torch.manual_seed(seed)
 
-    def resume(self, parts: dict[str, Any]) -> bool:
-        """Load the last state into `parts` (things with load_state_dict), if there is one."""
+    def resume(self, parts: dict[str, Any], *, at_s: float | None = None) -> bool:
+        """Load the last state into `parts` (things with load_state_dict), if there is one.
+
+        at_s: go on at this point of the schedule instead of where the run stopped
+        """
         path = self.folder / "state.pt"
         if not path.exists():
             return False
@@ -61,7 +64,7 @@ class Run:
             part.load_state_dict(state[name])
         self.step = state["step"]
         self.num_videos = state["num_videos"]
-        self.clock.before_s = state["elapsed_s"]
+        self.clock.before_s = state["elapsed_s"] if at_s is None else at_s
         self.rng.setstate(state["rng"])
         torch.set_rng_state(state["torch_rng"])
         return True
