@@ -1,8 +1,7 @@
-"""Values of the drafting rounds, and which rounds follow from the last.
+"""Values of the drafting rounds, and which may run (engine/round_order.py draws the lengths).
 
-rows of the sequence     [0 ........ base_len)[token_ids)[drafts)
-whose KV it is           the verifier's        the drafter's own, approximate: replaced as soon as they are committed
-base_len of the next     base_len + len(token_ids), up to len(drafts) more: what the verifier accepted
+The KV up to base_len is the verifier's; that of token_ids and drafts is the drafter's own, approximate, and replaced
+as soon as they are committed.
 """
 
 from __future__ import annotations
@@ -10,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.kv_handle import PoolHandle, SelectionSlab, Slab
+from engine.round_order import RoundOrder
 from engine.sampling import Sampling
-from foveate.rpc.errors import FailedPrecondition, FieldViolation, InvalidArgument
+from foveate.rpc.errors import FieldViolation, InvalidArgument
 
 
 @dataclass(frozen=True)
@@ -58,40 +58,25 @@ class Draft:
 
 
 class DraftGuard:
-    """Compare-and-set on the length of one sequence."""
+    """Admits the rounds of one sequence; ids must be below `vocab_size`."""
 
     def __init__(self, spec: SequenceSpec, *, max_draft_tokens: int, vocab_size: int) -> None:
         self._spec = spec
         self._max_draft_tokens = max_draft_tokens
         self._vocab_size = vocab_size
-        self._legal_base_lens = range(spec.num_prompt_tokens, spec.num_prompt_tokens + 1)
-        self._last: tuple[Round, Draft] | None = None
+        self._order: RoundOrder[Round, Draft] = RoundOrder(spec.num_prompt_tokens)
 
     def admit(self, asked: Round) -> Draft | None:
         """Returns the earlier draft of a repeated round, None when the round may run.
 
-        FAILED_PRECONDITION (BASE_LEN_MISMATCH) for a round that does not follow from the last; INVALID_ARGUMENT for
-        content that no round may have.
+        Raises InvalidArgument for content that no round may have, FailedPrecondition for a round that does not follow.
         """
         self._validate(asked)
-        if self._last is not None and asked == self._last[0]:
-            return self._last[1]
-        expected = 1 if self._last is None else self._last[0].round + 1
-        legal = self._legal_base_lens
-        if asked.round != expected or asked.base_len not in legal:
-            raise FailedPrecondition(
-                f"round {asked.round} with base_len {asked.base_len} does not follow: expected is round {expected} "
-                f"with base_len {legal.start} to {legal.stop - 1}",
-                reason="BASE_LEN_MISMATCH",
-                metadata={"expected_round": str(expected), "min_base_len": str(legal.start)},
-            )
-        return None
+        return self._order.admit(asked)
 
     def record(self, asked: Round, draft: Draft) -> None:
         """Notes a round that ran."""
-        self._last = asked, draft
-        known = asked.base_len + len(asked.token_ids)
-        self._legal_base_lens = range(known, known + len(draft.draft_token_ids) + 1)
+        self._order.record(asked, draft, num_draft_tokens=len(draft.draft_token_ids))
 
     def _validate(self, asked: Round) -> None:
         violations = []

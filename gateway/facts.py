@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from foveate.video import ContextTimings, VideoFacts
+
 
 @dataclass(frozen=True)
 class FrameSampling:
@@ -38,27 +40,6 @@ class ContextProgress:
     stage: int
     done: int
     total: int
-
-
-@dataclass(frozen=True)
-class VideoFacts:
-    """The video as it was read."""
-
-    duration_s: float
-    num_frames: int
-    sampled_fps: float
-    frame_timestamps_s: tuple[float, ...]
-    width: int
-    height: int
-
-
-@dataclass(frozen=True)
-class ContextTimings:
-    """Milliseconds spent making a context."""
-
-    decode_ms: float
-    encode_ms: float
-    prefill_ms: float
 
 
 @dataclass(frozen=True)

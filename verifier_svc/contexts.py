@@ -16,28 +16,8 @@ from dataclasses import dataclass, field
 
 from engine.kv_pool import Slab
 from foveate.rpc.errors import NotFound
+from foveate.video import ContextTimings, VideoFacts
 from verifier_svc.identity import context_name
-
-
-@dataclass(frozen=True)
-class VideoFacts:
-    """The video as it was read; times in seconds, `width` and `height` of the stored frames in pixels."""
-
-    duration_s: float
-    num_frames: int
-    sampled_fps: float
-    frame_timestamps_s: tuple[float, ...]
-    width: int
-    height: int
-
-
-@dataclass(frozen=True)
-class Timings:
-    """Milliseconds of making a context."""
-
-    decode_ms: float
-    encode_ms: float
-    prefill_ms: float
 
 
 @dataclass(frozen=True)
@@ -54,7 +34,7 @@ class ContextFacts:
     num_visual_tokens: int
     position_delta: int
     video: VideoFacts
-    timings: Timings
+    timings: ContextTimings
     kv_bytes: int
     create_time_ns: int
 

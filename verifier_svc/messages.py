@@ -10,6 +10,7 @@ from engine.sampling_proto import sampling_from_proto, sampling_violations
 from engine.selection import SelectionMethod
 from foveate import __version__
 from foveate.rpc.errors import FieldViolation, InvalidArgument, invalid
+from foveate.rpc.video_proto import timings_to_proto, video_to_proto
 from foveate.v1 import answers_pb2, contexts_pb2, kv_pb2, verifier_pb2
 from verifier_svc.config import VerifierConfig
 from verifier_svc.contexts import ContextFacts
@@ -121,27 +122,17 @@ def progress_message(progress: Progress) -> contexts_pb2.ContextProgress:
 
 def context_message(facts: ContextFacts, *, reused: bool = False) -> contexts_pb2.Context:
     """Returns the message of a context."""
-    video, timings = facts.video, facts.timings
     create_time = Timestamp()
     create_time.FromNanoseconds(facts.create_time_ns)
     return contexts_pb2.Context(
         name=facts.name,
-        video=contexts_pb2.VideoFacts(
-            duration_s=video.duration_s,
-            num_frames=video.num_frames,
-            sampled_fps=video.sampled_fps,
-            frame_timestamps_s=video.frame_timestamps_s,
-            width=video.width,
-            height=video.height,
-        ),
+        video=video_to_proto(facts.video),
         num_visual_tokens=facts.num_visual_tokens,
         num_tokens=facts.num_tokens,
         kv_bytes=facts.kv_bytes,
         create_time=create_time,
         reused=reused,
-        timings=contexts_pb2.ContextTimings(
-            decode_ms=timings.decode_ms, encode_ms=timings.encode_ms, prefill_ms=timings.prefill_ms
-        ),
+        timings=timings_to_proto(facts.timings),
     )
 
 

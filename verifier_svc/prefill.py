@@ -22,8 +22,9 @@ from engine.device_thread import DeviceThread
 from engine.kv_memory import PAGE_BYTES
 from engine.kv_pool import Slab
 from foveate.rpc.errors import ResourceExhausted
+from foveate.video import ContextTimings, VideoFacts
 from verifier_svc.config import VerifierConfig
-from verifier_svc.contexts import ContextFacts, ContextStore, HeldContext, Timings, VideoFacts
+from verifier_svc.contexts import ContextFacts, ContextStore, HeldContext
 from verifier_svc.engine_parts import EngineParts
 from verifier_svc.frames import Grid
 from verifier_svc.media import Media
@@ -181,7 +182,7 @@ class Prefiller:
             num_visual_tokens=num_visual,
             position_delta=positions.next_position - len(token_ids),
             video=video,
-            timings=Timings(encoded.decode_ms, encoded.encode_ms, prefill_ms),
+            timings=ContextTimings(encoded.decode_ms, encoded.encode_ms, prefill_ms),
             kv_bytes=_whole_pages(parts.pool.layout.slab_bytes(slab.capacity)),
             create_time_ns=time.time_ns(),
         )

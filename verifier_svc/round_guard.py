@@ -1,15 +1,11 @@
-"""Compare-and-set on a sequence's length: which rounds may run, and which only repeat an answer already given.
-
-rows of the sequence     [0 ........ base_len)[token_ids)[draft_token_ids)
-after the round          known good up to base_len + len(token_ids); up to len(draft_token_ids) more may be accepted
-base_len of the next     anywhere in that last stretch: truncation is the rollback
-"""
+"""The rounds of a verifier's sequence: their values, and which may run (engine/round_order.py draws the lengths)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foveate.rpc.errors import FailedPrecondition, FieldViolation, InvalidArgument
+from engine.round_order import RoundOrder
+from foveate.rpc.errors import FieldViolation, InvalidArgument
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,7 @@ class Verified:
 
 
 class RoundGuard:
-    """The last round of one sequence. `max_len` bounds the sequence with drafts; ids must be below `vocab_size`."""
+    """Admits rounds of one sequence. `max_len` bounds it with drafts; ids must be below `vocab_size`."""
 
     def __init__(
         self, *, sequence_id: str, num_prompt_tokens: int, max_len: int, max_draft_tokens: int, vocab_size: int
@@ -43,41 +39,19 @@ class RoundGuard:
         self._max_len = max_len
         self._max_draft_tokens = max_draft_tokens
         self._vocab_size = vocab_size
-        self._legal_base_lens = range(num_prompt_tokens, num_prompt_tokens + 1)
-        self._last: Round | None = None
-        self._last_reply: Verified | None = None
+        self._order: RoundOrder[Round, Verified] = RoundOrder(num_prompt_tokens)
 
     def admit(self, asked: Round) -> Verified | None:
         """Returns the earlier reply of a repeated round, None when the round may run.
 
-        FAILED_PRECONDITION (BASE_LEN_MISMATCH) for a stale, skipped or changed round and for a length this sequence
-        cannot be truncated to; INVALID_ARGUMENT for content that no round may have.
+        Raises InvalidArgument for content that no round may have, FailedPrecondition for a round that does not follow.
         """
         self._validate(asked)
-        if self._last is not None and asked == self._last:
-            return self._last_reply
-        expected = 1 if self._last is None else self._last.round + 1
-        legal = self._legal_base_lens
-        if asked.round != expected or asked.base_len not in legal:
-            raise FailedPrecondition(
-                f"round {asked.round} with base_len {asked.base_len} does not follow: expected is round {expected} "
-                f"with base_len {legal.start} to {legal.stop - 1}",
-                reason="BASE_LEN_MISMATCH",
-                metadata={
-                    "round": str(asked.round),
-                    "base_len": str(asked.base_len),
-                    "expected_round": str(expected),
-                    "min_base_len": str(legal.start),
-                    "max_base_len": str(legal.stop - 1),
-                },
-            )
-        return None
+        return self._order.admit(asked)
 
     def record(self, asked: Round, reply: Verified) -> None:
         """Notes a round that ran."""
-        self._last, self._last_reply = asked, reply
-        known = asked.base_len + len(asked.token_ids)
-        self._legal_base_lens = range(known, known + len(asked.draft_token_ids) + 1)
+        self._order.record(asked, reply, num_draft_tokens=len(asked.draft_token_ids))
 
     def _validate(self, asked: Round) -> None:
         violations = []

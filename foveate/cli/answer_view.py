@@ -87,9 +87,9 @@ def statistics(answer: Answer) -> list[str]:
     if answer.guarantee is Guarantee.LOOSE:
         guarantee += f" ({stats.num_loose_tokens} tokens)"
     return [
-        f"{answer.num_output_tokens} tokens",
+        counted(answer.num_output_tokens, "token"),
         *([f"{speed:.1f} tokens/s"] if speed is not None else []),
-        f"{stats.num_rounds} rounds",
+        counted(stats.num_rounds, "round"),
         *([f"{accepted:.2f} accepted per round"] if accepted is not None else ["no drafts"]),
         f"drafts: {stats.draft_mode.value if stats.draft_mode else 'unknown'}",
         f"first token {stats.time_to_first_token_ms:.0f} ms",
@@ -98,6 +98,11 @@ def statistics(answer: Answer) -> list[str]:
         guarantee,
         *([f"seed {answer.seed}"] if answer.seed is not None else []),
     ]
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns "1 token", "2 tokens"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def answer_json(context: Context, answer: Answer) -> dict[str, object]:

@@ -16,7 +16,6 @@ from foveate.client.types import (
     AnswerStats,
     AskOptions,
     Context,
-    ContextTimings,
     Delta,
     DraftMode,
     FinishReason,
@@ -30,8 +29,8 @@ from foveate.client.types import (
     ServerLimits,
     Stage,
     Turn,
-    VideoFacts,
 )
+from foveate.video import ContextTimings, VideoFacts
 
 __all__ = [
     "Answer",

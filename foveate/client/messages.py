@@ -11,7 +11,6 @@ from foveate.client.types import (
     AnswerStats,
     AskOptions,
     Context,
-    ContextTimings,
     Delta,
     DraftMode,
     FinishReason,
@@ -23,9 +22,9 @@ from foveate.client.types import (
     ServerInfo,
     ServerLimits,
     Stage,
-    VideoFacts,
 )
 from foveate.rpc.errors import Internal, InvalidArgument, invalid
+from foveate.rpc.video_proto import timings_from_proto, video_from_proto
 from foveate.v1 import answers_pb2, contexts_pb2, sampling_pb2
 
 _T = TypeVar("_T")
@@ -118,23 +117,15 @@ def _check_range(field: str, value: int | None, lowest: int, highest: int) -> No
 
 def context_from_proto(message: contexts_pb2.Context) -> Context:
     """Returns a context."""
-    video, timings = message.video, message.timings
     return Context(
         name=message.name,
-        video=VideoFacts(
-            duration_s=video.duration_s,
-            num_frames=video.num_frames,
-            sampled_fps=video.sampled_fps,
-            frame_timestamps_s=tuple(video.frame_timestamps_s),
-            width=video.width,
-            height=video.height,
-        ),
+        video=video_from_proto(message.video),
         num_visual_tokens=message.num_visual_tokens,
         num_tokens=message.num_tokens,
         kv_bytes=message.kv_bytes,
         create_time=datetime.fromtimestamp(message.create_time.ToMicroseconds() / 1e6, UTC),
         reused=message.reused,
-        timings=ContextTimings(timings.decode_ms, timings.encode_ms, timings.prefill_ms),
+        timings=timings_from_proto(message.timings),
     )
 
 

@@ -8,6 +8,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TypedDict
 
+from foveate.video import ContextTimings, VideoFacts
+
 
 class Stage(StrEnum):
     """A stage of making a context, in order; units are bytes, frames, frames and tokens."""
@@ -75,27 +77,6 @@ class Progress:
 
 
 ProgressCallback = Callable[[Progress], None]
-
-
-@dataclass(frozen=True)
-class VideoFacts:
-    """The video as it was read."""
-
-    duration_s: float
-    num_frames: int
-    sampled_fps: float
-    frame_timestamps_s: tuple[float, ...]
-    width: int
-    height: int
-
-
-@dataclass(frozen=True)
-class ContextTimings:
-    """Milliseconds spent making a context."""
-
-    decode_ms: float
-    encode_ms: float
-    prefill_ms: float
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from google.protobuf import timestamp_pb2
 
+from foveate.rpc.video_proto import timings_from_proto, timings_to_proto, video_from_proto, video_to_proto
 from foveate.v1 import contexts_pb2, verifier_pb2
 from gateway import facts
 
@@ -68,47 +69,29 @@ def prefill_event_to_proto(event: PrefillEvent) -> contexts_pb2.CreateContextRes
 
 def context(message: contexts_pb2.Context) -> facts.Context:
     """Decodes a context."""
-    video, timings = message.video, message.timings
     return facts.Context(
         name=message.name,
-        video=facts.VideoFacts(
-            duration_s=video.duration_s,
-            num_frames=video.num_frames,
-            sampled_fps=video.sampled_fps,
-            frame_timestamps_s=tuple(video.frame_timestamps_s),
-            width=video.width,
-            height=video.height,
-        ),
+        video=video_from_proto(message.video),
         num_visual_tokens=message.num_visual_tokens,
         num_tokens=message.num_tokens,
         kv_bytes=message.kv_bytes,
         create_time_ns=message.create_time.ToNanoseconds(),
         reused=message.reused,
-        timings=facts.ContextTimings(timings.decode_ms, timings.encode_ms, timings.prefill_ms),
+        timings=timings_from_proto(message.timings),
     )
 
 
 def context_to_proto(held: facts.Context) -> contexts_pb2.Context:
     """Encodes a context."""
-    video, timings = held.video, held.timings
     create_time = timestamp_pb2.Timestamp()
     create_time.FromNanoseconds(held.create_time_ns)
     return contexts_pb2.Context(
         name=held.name,
-        video=contexts_pb2.VideoFacts(
-            duration_s=video.duration_s,
-            num_frames=video.num_frames,
-            sampled_fps=video.sampled_fps,
-            frame_timestamps_s=video.frame_timestamps_s,
-            width=video.width,
-            height=video.height,
-        ),
+        video=video_to_proto(held.video),
         num_visual_tokens=held.num_visual_tokens,
         num_tokens=held.num_tokens,
         kv_bytes=held.kv_bytes,
         create_time=create_time,
         reused=held.reused,
-        timings=contexts_pb2.ContextTimings(
-            decode_ms=timings.decode_ms, encode_ms=timings.encode_ms, prefill_ms=timings.prefill_ms
-        ),
+        timings=timings_to_proto(held.timings),
     )

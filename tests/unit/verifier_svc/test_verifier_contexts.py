@@ -12,7 +12,8 @@ from engine.device_thread import DeviceThread
 from engine.kv_pool import KvPool, Slab
 from engine.layout import KvLayout
 from foveate.rpc.errors import NotFound, ResourceExhausted
-from verifier_svc.contexts import ContextFacts, ContextStore, Timings, VideoFacts
+from foveate.video import ContextTimings, VideoFacts
+from verifier_svc.contexts import ContextFacts, ContextStore
 from verifier_svc.memory import Memory, SlabLease
 
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=2, head_dim=16, dtype=torch.float32)  # 512 bytes a token
@@ -28,7 +29,7 @@ def facts(name: str, num_tokens: int = PAGE_TOKENS) -> ContextFacts:
         num_visual_tokens=num_tokens - 2,
         position_delta=0,
         video=VIDEO,
-        timings=Timings(1, 2, 3),
+        timings=ContextTimings(1, 2, 3),
         kv_bytes=LAYOUT.slab_bytes(num_tokens),
         create_time_ns=0,
     )
