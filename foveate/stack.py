@@ -46,6 +46,7 @@ class StackConfig:
     media_root: Path | None = None
     pool_mib: int | None = None
     device: str = "cpu"
+    dtype: str | None = None
     deterministic: bool = False
     use_drafter: bool = True
     pin: bool = False
@@ -183,6 +184,8 @@ class Stack:
     def _engine_arguments(self) -> list[str]:
         config = self._config
         arguments = ["--model", str(config.model), "--address", ANY_PORT, "--device", config.device]
+        if config.dtype is not None:
+            arguments += ["--dtype", config.dtype]
         return arguments + ([] if config.num_threads is None else ["--threads", str(config.num_threads)])
 
     def _pin(self) -> None:

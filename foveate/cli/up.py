@@ -36,6 +36,10 @@ def up(
     ] = None,
     pool_mib: Annotated[int | None, typer.Option(min=1, metavar="N", help="KV memory.")] = None,
     device: DeviceOption = "cpu",
+    dtype: Annotated[
+        str | None,
+        typer.Option(metavar="float32|bfloat16|float16", help="Number format of weights and KV; default float32."),
+    ] = None,
     deterministic: DeterministicOption = False,
     no_drafter: NoDrafterOption = False,
     threads: Annotated[int | None, typer.Option(min=1, metavar="N", help="CPU threads of each engine.")] = None,
@@ -54,6 +58,7 @@ def up(
             media_root=media_root,
             pool_mib=pool_mib,
             device=device,
+            dtype=dtype,
             deterministic=deterministic,
             use_drafter=not no_drafter,
             pin=pin,
