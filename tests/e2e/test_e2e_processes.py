@@ -42,6 +42,14 @@ class Command:
         self._family |= {one.pid: one for one in found}
         return self._family
 
+    def ready(self) -> dict[str, Any]:
+        """The line of `foveate up --json`; fails with what the command said when it ended instead."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.process.communicate(timeout=30)[1]
+        told: dict[str, Any] = json.loads(line)
+        return told
+
     def assert_nothing_is_left(self) -> None:
         gone, alive = psutil.wait_procs(list(self._family.values()), timeout=15)
         assert not alive
@@ -74,8 +82,7 @@ def test_a_drafter_killed_in_mid_answer_changes_nothing_and_sigterm_leaves_nothi
 ) -> None:
     up = ("up", "--port", 0, "--model", model, "--deterministic", "--pool-mib", 64, "--json")
     with command(tmp_path / "tmp", *up) as running:
-        assert running.process.stdout is not None
-        ready = json.loads(running.process.stdout.readline())
+        ready = running.ready()
         family = running.family()
         assert len(family) == 3
         assert any(list(SHM.glob(f"foveate-*-{pid}-*")) for pid in family)
@@ -151,8 +158,7 @@ def test_ctrl_c_while_starting_leaves_nothing(model: Path, video: Path, tmp_path
 
 def test_services_end_with_a_parent_that_is_killed(model: Path, tmp_path: Path) -> None:
     with command(tmp_path / "tmp", "up", "--port", 0, "--model", model, "--no-drafter", "--json") as running:
-        assert running.process.stdout is not None
-        assert json.loads(running.process.stdout.readline())["drafter"] is None
+        assert running.ready()["drafter"] is None
         family = running.family()
         running.process.kill()
         psutil.wait_procs(list(family.values()), timeout=15)
