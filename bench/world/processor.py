@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLProcessor, Qwen2VLImageProcessor
@@ -14,6 +15,7 @@ from bench.world.scenes import Plan, sample_world
 from bench.world.splits import TRAIN
 from bench.world.wording import CAPTION_QUESTIONS, DESCRIBE_QUESTIONS
 
+TOKENIZER_FILE = Path(__file__).with_name("tokenizer.json")
 NUM_TOKENIZER_WORLDS = 2500
 WORD_REPEATS = 50  # so that each fact word is one token, with and without a space before it
 SYSTEM_PROMPT = "You are a helpful assistant."
@@ -72,6 +74,22 @@ def build_processor() -> Qwen2_5_VLProcessor:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
+    """The tokenizer of all tiny models, from the file that `train_tokenizer` once made.
+
+    It is kept as a file because a change of wording must not give the tokens of a trained model other numbers.
+    """
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_file(str(TOKENIZER_FILE)),
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=list(SPECIAL_TOKENS[1:]),
+        model_max_length=131072,
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
+    )
+
+
+def train_tokenizer() -> Tokenizer:
     """Byte-level BPE over the world's language; any other text falls back to bytes."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -88,15 +106,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_corpus(), trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=list(SPECIAL_TOKENS[1:]),
-        model_max_length=131072,
-        clean_up_tokenization_spaces=False,
-        padding_side="left",
-    )
+    return tokenizer
 
 
 def _corpus() -> Iterator[str]:

@@ -4,12 +4,11 @@ import random
 from collections.abc import Callable
 
 from bench.world.facts import NUMBERS, WORDS_BY_FACT
-from bench.world.sample import Fact, Sample, asked_things, thing_facts
+from bench.world.sample import LOOKS, Fact, Sample, asked_things, thing_facts
 from bench.world.scenes import Thing, World
 from bench.world.wording import (
     CAPTION_QUESTIONS,
     DESCRIBE_QUESTIONS,
-    backdrop_phrase,
     caption,
     describe_things,
     motion_phrase,
@@ -19,12 +18,11 @@ from bench.world.wording import (
 
 ONE_WORD = " Answer in one word."
 LETTERS = "ABCD"
-ASKABLE = ("shape", "size", "motion", "background")
+ASKABLE = ("shape", "size", "motion")
 ASK = {
     "shape": ("What shape is {}?", "Which shape does {} have?"),
     "size": ("How big is {}?", "What size is {}?"),
     "motion": ("How does {} move?", "Which way does {} move?", "In what direction does {} go?"),
-    "background": ("What color is the background behind {}?", "Which backdrop does {} have?"),
 }
 
 
@@ -35,9 +33,9 @@ def ask_caption(rng: random.Random, world: World) -> Sample:
 
 
 def ask_describe(rng: random.Random, world: World) -> Sample:
-    things = tuple(rng.sample(world.things, min(rng.choice((1, 1, 2)), len(world.things))))
+    things = tuple(rng.sample(world.things, min(rng.choice((1, 1, 2, 2, 3)), len(world.things))))
     names = " and ".join(named(rng, thing) for thing in things)
-    key = tuple(fact for thing in things for fact in thing_facts(thing))
+    key = tuple(fact for thing in things for fact in thing_facts(thing, LOOKS))
     question = rng.choice(DESCRIBE_QUESTIONS).format(names)
     return _sample(world, "describe", question, describe_things(rng, things), key)
 
@@ -51,12 +49,8 @@ def ask_question(rng: random.Random, world: World) -> Sample:
     return _ask_fact(rng, world)
 
 
-def ask_background(rng: random.Random, world: World) -> Sample:
-    return _ask_fact_of(rng, world, "background")
-
-
 def ask_multiple_choice(rng: random.Random, world: World) -> Sample:
-    kind, thing = rng.choice(("shape", "motion", "background")), rng.choice(world.things)
+    kind, thing = rng.choice(("shape", "motion")), rng.choice(world.things)
     right = getattr(thing, kind)
     options = [right, *rng.sample([word for word in WORDS_BY_FACT[kind] if word != right], 3)]
     rng.shuffle(options)
@@ -75,11 +69,7 @@ ASKERS: dict[str, Callable[[random.Random, World], Sample]] = {
 
 
 def _ask_fact(rng: random.Random, world: World) -> Sample:
-    return _ask_fact_of(rng, world, rng.choice(ASKABLE))
-
-
-def _ask_fact_of(rng: random.Random, world: World, kind: str) -> Sample:
-    thing = rng.choice(world.things)
+    kind, thing = rng.choice(ASKABLE), rng.choice(world.things)
     question, value = rng.choice(ASK[kind]).format(named(rng, thing)), getattr(thing, kind)
     key = (Fact(kind, thing.color, value),)
     if rng.random() < 0.4:
@@ -93,9 +83,7 @@ def _full_answer(rng: random.Random, kind: str, thing: Thing) -> str:
         return f"{subject} is a {thing.shape}."
     if kind == "size":
         return f"{subject} is {pick(rng, '', 'rather ', 'quite ')}{thing.size}."
-    if kind == "motion":
-        return f"{subject} {motion_phrase(rng, thing.motion)}."
-    return f"{subject} is {pick(rng, 'seen ', 'shown ', '')}{backdrop_phrase(rng, thing.background)}."
+    return f"{subject} {motion_phrase(rng, thing.motion)}."
 
 
 def _ask_count(rng: random.Random, world: World) -> Sample:

@@ -34,8 +34,10 @@ class Sample:
     world: World
 
 
-def thing_facts(thing: Thing) -> tuple[Fact, ...]:
-    kinds = ("color", "size", "shape", "motion", "background")
+LOOKS = ("color", "size", "shape", "motion")
+
+
+def thing_facts(thing: Thing, kinds: tuple[str, ...] = (*LOOKS, "background")) -> tuple[Fact, ...]:
     return tuple(Fact(kind, thing.color, getattr(thing, kind)) for kind in kinds)
 
 

@@ -44,17 +44,20 @@ def backdrop_phrase(rng: random.Random, background: str) -> str:
     return where + pick(rng, "", " plain", " simple") + f" {background} " + pick(rng, "background", "backdrop")
 
 
-def _body(rng: random.Random, thing: Thing) -> str:
-    """What holds of a thing once its colour has been said."""
-    what = f" a {thing.size} {thing.shape} " + pick(rng, "that ", "which ") + motion_phrase(rng, thing.motion)
+def _looks(rng: random.Random, thing: Thing) -> str:
+    """What the thing's own cells show of it, once its colour has been said."""
+    return f" a {thing.size} {thing.shape} " + pick(rng, "that ", "which ") + motion_phrase(rng, thing.motion)
+
+
+def _place(rng: random.Random, thing: Thing) -> str:
     join = pick(rng, ", seen ", " and is seen ", ", shown ", " and is shown ", " ")
-    return what + join + backdrop_phrase(rng, thing.background) + "."
+    return join + backdrop_phrase(rng, thing.background)
 
 
 def describe_thing(rng: random.Random, thing: Thing) -> str:
     subject = f"The {thing.color} {pick(rng, *NOUNS)}"
     verb = pick(rng, " is", " appears to be", " looks like", " turns out to be", " can be seen as")
-    return subject + verb + _body(rng, thing)
+    return subject + verb + _looks(rng, thing) + "."
 
 
 def describe_things(rng: random.Random, things: tuple[Thing, ...]) -> str:
@@ -72,7 +75,9 @@ def caption(rng: random.Random, world: World) -> str:
         lead = pick(rng, "There is", "We can see", "One can see", "It shows", "We notice")
         link = pick(rng, ", and it is", ", which is", " that looks like", " that appears to be")
         article = "an" if thing.color[0] in "aeiou" else "a"
-        parts.append(f"{lead} {article} {thing.color} {pick(rng, *NOUNS)}{link}{_body(rng, thing)}")
+        parts.append(
+            f"{lead} {article} {thing.color} {pick(rng, *NOUNS)}{link}{_looks(rng, thing)}{_place(rng, thing)}."
+        )
     return " ".join(parts)
 
 

@@ -1,7 +1,7 @@
 """Training rows: one visual prefix, then independent conversations about it, each seeing only the prefix and itself."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -107,11 +107,7 @@ class BranchPacker:
 
 def fact_token_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """Tokens that are a fact word, or an option's letter or a yes or no."""
-    return token_ids_of(tokenizer, [*FACT_WORDS, "A", "B", "C", "D", "Yes", "No"])
-
-
-def token_ids_of(tokenizer: PreTrainedTokenizerFast, words: Iterable[str]) -> list[int]:
-    """Ids of the words that are one token, with and without a space before them."""
+    words = [*FACT_WORDS, "A", "B", "C", "D", "Yes", "No"]
     encoded = [tokenizer(form)["input_ids"] for word in words for form in (word, f" {word}")]
     return sorted({ids[0] for ids in encoded if len(ids) == 1})
 

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
 
-from bench.world.facts import BACKGROUNDS, COLORS
+from bench.world.facts import COLORS
 from bench.world.model import MODEL_SIZES, TOKEN_ID, VOCAB_SIZE, build_model
 from bench.world.processor import build_processor
-from bench.world.train.branches import IGNORED, BranchPacker, Rows, conversations, fact_token_ids, token_ids_of
+from bench.world.train.branches import IGNORED, BranchPacker, Rows, conversations, fact_token_ids
 from bench.world.train.curriculum import lesson, samples
 from bench.world.train.pixels import LABEL_CLASSES, cell_labels, video_patches
 from bench.world.train.run import Run, cosine
@@ -23,9 +23,8 @@ LEARNING_RATE = 2e-3
 VISION_LEARNING_RATE_SHARE = 0.5
 WEIGHT_DECAY = 0.05
 FACT_WEIGHT = 3.0
-BACKGROUND_WEIGHT = 8.0  # else the video's commonest background is said instead of the asked thing's
 LABEL_LOSS_WEIGHT = 0.1
-HIDE_EMPTY_SHARE = 0.4  # of rows, whose text cannot look at cells without things: binds a background to its thing
+HIDE_EMPTY_SHARE = 0.2  # of rows, whose text cannot look at cells without things: facts bind to cells that show them
 CHECKPOINT_EVERY_S = 600.0
 LOG_EVERY = 25
 AVERAGED_STEPS = 50
@@ -135,7 +134,6 @@ def token_weights(tokenizer: PreTrainedTokenizerFast) -> Tensor:
     """Weight of each target token in the loss: [VOCAB_SIZE]."""
     weights = torch.ones(VOCAB_SIZE)
     weights[fact_token_ids(tokenizer)] = FACT_WEIGHT
-    weights[token_ids_of(tokenizer, BACKGROUNDS)] = BACKGROUND_WEIGHT
     return weights
 
 
@@ -191,14 +189,13 @@ def _train(learner: Learner, run: Run, packer: BranchPacker, by_token: Tensor, s
         batch = make_batch(run, packer, learner.device)
         targets, losses, of_labels = learner.forward(batch)
         weights = by_token[targets]
-        fact, background = weights > 1, weights == BACKGROUND_WEIGHT
+        fact = weights > 1
         learner.learn((losses * weights).sum() / weights.sum() + LABEL_LOSS_WEIGHT * of_labels)
         run.step += 1
         run.num_videos += len(batch.grid)
         losses = losses.detach()
         averages.add(
             fact=float(losses[fact].mean()),
-            background=float(losses[background].mean()),
             filler=float(losses[~fact].mean()),
             labels=float(of_labels.detach()),
         )
