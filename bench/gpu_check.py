@@ -80,7 +80,7 @@ def steps(loaded: LoadedModel, pool: KvPool) -> dict[str, float]:
         kv = KvView((keys, values), pool.views(thread), 40)
         token_ids, positions = list(range(20, 20 + num_rows)), text_positions(context + 40, num_rows)
         taken = milliseconds(
-            lambda: runner.logits(runner.forward(token_ids=token_ids, positions=positions, kv=kv)).argmax(-1).tolist()
+            lambda: runner.logits(runner.step(token_ids=token_ids, positions=positions, kv=kv)).argmax(-1).tolist()
         )
         pool.free(slab)
         pool.free(thread)

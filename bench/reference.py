@@ -93,7 +93,8 @@ class _NoisyChoice(LogitsProcessor):
         scores = scores.double()
         scores[:, self._banned_ids] = -torch.inf
         if self._sampling.temperature > 0:
-            noise = gumbel_noise(self._sampling.seed, range(self._index, self._index + 1), torch.arange(scores.shape[-1]))
+            index = range(self._index, self._index + 1)
+            noise = gumbel_noise(self._sampling.seed, index, torch.arange(scores.shape[-1]))
             scores = scores / self._sampling.temperature + noise
         best, second = scores[0].topk(2).values.tolist()
         self.margins.append(best - second)

@@ -30,8 +30,8 @@ from bench.report import CoreLoad, print_json, print_table, say
 from bench.world import Sample, held_out, validation, write_mp4
 from bench.world.questions import ask_describe
 from engine.handle_proto import handle_from_proto
+from engine.kv_handle import Slab
 from engine.kv_share import MappedPool
-from engine.layout import Slab
 from foveate.checkpoints import default_checkpoint
 from foveate.client import Answer, Client, Context, DraftMode, FinishReason
 from foveate.rpc.channel import CHANNEL_OPTIONS

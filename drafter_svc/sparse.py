@@ -58,7 +58,7 @@ class SparseSequence:
         num_wanted = min(asked.num_draft_tokens, self._spec.max_len - index - len(fed))
         while len(drafts) < num_wanted and not is_cancelled():
             positions = text_positions(index + self._spec.position_delta, len(fed))
-            hidden = self._runner.forward(token_ids=fed, positions=positions, kv=kv)
+            hidden = self._runner.step(token_ids=fed, positions=positions, kv=kv)
             kv.thread_len += len(fed)
             index += len(fed)
             fed = choose(self._runner.logits(hidden[-1:]), index, self._spec.sampling)

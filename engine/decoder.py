@@ -96,12 +96,16 @@ class Decoder:
             hidden = hidden + F.linear(gated, layer.down)
         return F.rms_norm(hidden, width, self._final_norm, self._eps)
 
-    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines, [num_rows, 1, head_dim]: each section of the frequencies follows one axis."""
+    def half_rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, float32 [num_rows, head_dim / 2]: each section of the frequencies follows one axis."""
         angles = positions.unsqueeze(-1).float() * self._inverse_frequencies  # [3, num_rows, head_dim / 2]
         parts = angles.split(self._sections, dim=-1)
         half = torch.cat([part[axis] for axis, part in enumerate(parts)], dim=-1)
-        cos, sin = half.cos() * self._rope_scaling, half.sin() * self._rope_scaling
+        return half.cos() * self._rope_scaling, half.sin() * self._rope_scaling
+
+    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines, [num_rows, 1, head_dim]."""
+        cos, sin = self.half_rotation(positions)
         return torch.cat([cos, cos], dim=-1).unsqueeze(1), torch.cat([-sin, sin], dim=-1).unsqueeze(1)
 
 

@@ -41,7 +41,7 @@ def _logits(runner: TextRunner, context: tuple[Tensor, Tensor], token_ids: list[
     rows = []
     for start in range(0, len(token_ids), block):
         part = token_ids[start : start + block]
-        hidden = runner.forward(token_ids=part, positions=text_positions(_CONTEXT_LEN + start, len(part)), kv=kv)
+        hidden = runner.step(token_ids=part, positions=text_positions(_CONTEXT_LEN + start, len(part)), kv=kv)
         rows.append(runner.logits(hidden))
         kv.thread_len += len(part)
     return torch.cat(rows)

@@ -11,18 +11,28 @@ from engine.attention import KvView, QueryTap, Step, choose_kernel
 from engine.attention.cpu_canonical import MIN_ROWS
 from engine.decoder import Decoder
 from engine.loading import LoadedModel
+from engine.native.decoder import MAX_ROWS, NativeDecoder
 
 
 class TextRunner:
     """Runs a model's text part; stateless: everything a forward reads or writes is in its arguments.
 
-    In deterministic mode the bits of a row's hidden state and logits do not depend on the rows it is computed with.
+    `forward` is for prompts, `step` for the few rows of a draft, a verification or a plain step. Where
+    `is_deterministic` holds, the bits of a step's row, and of its logits, do not depend on the rows beside it.
     """
 
-    def __init__(self, loaded: LoadedModel, *, deterministic: bool = False, use_decoder: bool = True) -> None:
-        """Raises ValueError when the device has no deterministic kernel.
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        deterministic: bool = False,
+        use_decoder: bool = True,
+        use_native: bool = True,
+    ) -> None:
+        """Raises ValueError when determinism is asked for and the device has no such kernel.
 
-        `use_decoder` False runs transformers' own forward even where ours is equal to it.
+        `use_decoder` False runs transformers' own forward even where ours is equal to it, `use_native` False steps with
+        PyTorch's kernels even where the compiled one can be had.
         """
         self._kernel = choose_kernel(loaded.device, deterministic=deterministic)
         self._min_rows = MIN_ROWS if deterministic else 1
@@ -31,6 +41,10 @@ class TextRunner:
         self._embedding = self._text_model.embed_tokens
         has_decoder = use_decoder and Decoder.supports(self._text_model, loaded.device)
         self._decoder = Decoder(self._text_model) if has_decoder else None
+        self._native = (
+            NativeDecoder.load(self._text_model, self._lm_head, loaded.layout) if has_decoder and use_native else None
+        )
+        self.is_deterministic = deterministic or self._native is not None
         self._num_heads = int(self._text_model.config.num_attention_heads)
         self._device = loaded.device
         self._never_chosen = _never_chosen(loaded, self._lm_head.weight.shape[0])
@@ -38,8 +52,8 @@ class TextRunner:
 
     @property
     def kernel_name(self) -> str:
-        """Name of the attention kernel."""
-        return self._kernel.name
+        """Name of the kernel that steps run on."""
+        return self._kernel.name if self._native is None else self._native.name
 
     @torch.inference_mode()
     def forward(
@@ -60,14 +74,23 @@ class TextRunner:
         if embeds is None:
             embeds = self.embed(token_ids or ())
         num_new = embeds.shape[0]
-        if not 0 < num_new <= kv.capacity - kv.thread_len:
-            raise ValueError(f"thread has room for {kv.capacity - kv.thread_len} more tokens, not {num_new}")
+        _check_room(kv, num_new)
         num_rows = max(num_new, self._min_rows)
         if num_rows > num_new:
             embeds, positions = _pad_rows(embeds, num_rows), _pad_rows(positions.T, num_rows).T
         plan = self._kernel.plan(kv, num_new, num_rows, num_heads=self._num_heads, scaling=self.scaling)
         step = Step(kv, num_new, plan, query_tap)
         return self._run(embeds, positions.to(self._device), step)[:num_new]
+
+    @torch.inference_mode()
+    def step(self, *, token_ids: Sequence[int], positions: Tensor, kv: KvView) -> Tensor:
+        """Does for a few tokens of decoding what `forward` does, faster where there is a compiled kernel."""
+        num_new = len(token_ids)
+        if self._native is None or self._decoder is None or num_new > MAX_ROWS:
+            return self.forward(token_ids=token_ids, positions=positions, kv=kv)
+        _check_room(kv, num_new)
+        cosines, sines = self._decoder.half_rotation(positions)
+        return self._native.forward(self.embed(token_ids), cosines, sines, kv)
 
     def _run(self, embeds: Tensor, positions: Tensor, step: Step) -> Tensor:
         if self._decoder is not None:
@@ -85,9 +108,11 @@ class TextRunner:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns float32 [num_rows, vocab]; ids that are no tokens, or that stand for vision, are -inf."""
-        num_rows = hidden.shape[0]
-        padded = _pad_rows(hidden, max(num_rows, self._min_rows))
-        logits: Tensor = self._lm_head(padded)[:num_rows].float()
+        if self._native is not None and hidden.shape[0] <= MAX_ROWS:
+            logits = self._native.logits(hidden)
+        else:
+            num_rows = hidden.shape[0]
+            logits = self._lm_head(_pad_rows(hidden, max(num_rows, self._min_rows)))[:num_rows].float()
         return logits.masked_fill_(self._never_chosen, float("-inf"))
 
     @torch.inference_mode()
@@ -95,6 +120,11 @@ class TextRunner:
         """Returns input embeddings, [num_tokens, hidden]."""
         embeds: Tensor = self._embedding(torch.tensor(token_ids, dtype=torch.int64, device=self._device))
         return embeds
+
+
+def _check_room(kv: KvView, num_new: int) -> None:
+    if not 0 < num_new <= kv.capacity - kv.thread_len:
+        raise ValueError(f"thread has room for {kv.capacity - kv.thread_len} more tokens, not {num_new}")
 
 
 def _pad_rows(rows: Tensor, num_rows: int) -> Tensor:
