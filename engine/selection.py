@@ -1,9 +1,14 @@
 """Which visual entries a sparse drafter reads: picked once per question, per layer and KV head, beside the prefill.
 
-Attention selection is Sparse-to-Dense's (arXiv 2505.19155, section 3.2): the mean over the question's own words, the
-sum over the query heads of a KV group, of the softmax attention to each visual entry; the largest are kept, in order
-of position. The scores are computed from the question's queries and the cached keys, never by asking the model for
-its attention: that would switch kernels, and the KV would no longer be that of a plain prefill.
+After Sparse-to-Dense (arXiv 2505.19155, section 3.2): the sum over the query heads of a KV group of the softmax
+attention to each visual entry; the largest are kept, in order of position. The paper takes the mean over the
+question's tokens. Here it is the maximum over all tokens from the question's first word to the end of the prompt: an
+entry that one of them looks at sharply counts, however many others look elsewhere. On the tiny models' validation
+questions this reached what a selection by the answer's own attention reaches, and the mean did not
+(docs/results.md).
+
+The scores are computed from the queries and the cached keys, never by asking the model for its attention: that would
+switch kernels, and the KV would no longer be that of a plain prefill.
 """
 
 from __future__ import annotations
@@ -27,44 +32,76 @@ class SelectionMethod(StrEnum):
     RECENT = "recent"
 
 
-def attention_scores(queries: Tensor, keys: Tensor, visual_index: Tensor, scaling: float) -> Tensor:
-    """Returns the attention each visual entry gets, float32 [num_kv_heads, num_visual].
+def attention_scores(
+    queries: Tensor, context_keys: Tensor, thread_keys: Tensor, first_row: int, visual_index: Tensor, scaling: float
+) -> Tensor:
+    """Returns the most attention each visual entry gets from any row, float32 [num_kv_heads, num_visual].
 
-    `queries` [num_heads, num_rows, head_dim] and `keys` [num_kv_heads, num_context, head_dim], both with positions
-    applied; `visual_index` [num_visual] names the visual entries among the context's. Softmax runs over the whole
-    context.
+    `queries` [num_heads, num_rows, head_dim], `context_keys` [num_kv_heads, num_context, head_dim] and `thread_keys`
+    [num_kv_heads, num_thread, head_dim] have positions applied. Row i stands at thread row first_row + i and attends
+    the context and the thread up to itself. `visual_index` [num_visual] names the visual entries among the context's.
     """
     num_heads, num_rows, head_dim = queries.shape
-    num_kv_heads, num_context, _ = keys.shape
+    num_kv_heads, num_context, _ = context_keys.shape
     group = num_heads // num_kv_heads
-    folded = (queries.float() * scaling).reshape(num_kv_heads, group * num_rows, head_dim)
-    block = max(1, _BLOCK_BYTES // (4 * num_context))
-    total = keys.new_zeros(num_kv_heads, num_context, dtype=torch.float32)
+    grouped = (queries.float() * scaling).reshape(num_kv_heads, group, num_rows, head_dim)
+    own = thread_keys[:, : first_row + num_rows].float()
+    block = max(1, _BLOCK_BYTES // (4 * num_context * group))
+    best = queries.new_zeros(num_kv_heads, visual_index.numel(), dtype=torch.float32)
     for head in range(num_kv_heads):
-        transposed = keys[head].float().T  # [head_dim, num_context]
-        for rows in torch.split(folded[head], block):
-            total[head] += torch.softmax(rows @ transposed, dim=-1).sum(dim=0)
-    return total[:, visual_index] / num_rows
+        keys = context_keys[head].float().T  # [head_dim, num_context]
+        for start in range(0, num_rows, block):
+            rows = grouped[head, :, start : start + block]
+            in_context = rows @ keys  # [group, rows, num_context]
+            mass = torch.logaddexp(in_context.logsumexp(-1), _own_mass(rows, own[head], first_row + start))
+            attention = (in_context[:, :, visual_index] - mass.unsqueeze(-1)).exp_()
+            best[head] = torch.maximum(best[head], attention.sum(dim=0).amax(dim=0))
+    return best
+
+
+def _own_mass(rows: Tensor, keys: Tensor, first_row: int) -> Tensor:
+    """Log of the mass that rows [group, num_rows, head_dim] give the thread up to themselves: [group, num_rows]."""
+    places = torch.arange(keys.shape[0], device=keys.device)
+    is_later = places > first_row + torch.arange(rows.shape[1], device=keys.device).unsqueeze(1)
+    return (rows @ keys.T).masked_fill_(is_later, float("-inf")).logsumexp(-1)
 
 
 class ScoreTap:
     """A QueryTap that scores the visual entries of a context with the queries of chosen rows, layer by layer.
 
-    `context_keys` [num_layers, num_kv_heads, num_context, head_dim]; `rows` are the question's own words among the
-    rows of the forward. After it, `scores` is float32 [num_layers, num_kv_heads, num_visual].
+    `context_keys` [num_layers, num_kv_heads, num_context, head_dim]; `thread_keys` is the thread the forward writes to,
+    [num_layers, num_kv_heads, capacity, head_dim], from `thread_len` on. `rows` are the scoring ones among the rows of
+    the forward. After it, `scores` is float32 [num_layers, num_kv_heads, num_visual].
     """
 
-    def __init__(self, context_keys: Tensor, visual_index: Tensor, rows: slice, scaling: float) -> None:
+    def __init__(
+        self,
+        context_keys: Tensor,
+        thread_keys: Tensor,
+        thread_len: int,
+        *,
+        visual_index: Tensor,
+        rows: slice,
+        scaling: float,
+    ) -> None:
         num_layers, num_kv_heads = context_keys.shape[:2]
-        self._keys, self._visual_index, self._rows, self._scaling = context_keys, visual_index, rows, scaling
+        self._context_keys, self._thread_keys = context_keys, thread_keys
+        self._first_row = thread_len + rows.start
+        self._visual_index, self._rows, self._scaling = visual_index, rows, scaling
         self.scores = torch.zeros(
             num_layers, num_kv_heads, visual_index.numel(), dtype=torch.float32, device=context_keys.device
         )
 
     def on_layer(self, layer: int, query: Tensor) -> None:
-        """Takes the queries of one layer, [num_heads, num_rows, head_dim]."""
-        rows = query[:, self._rows]
-        self.scores[layer] = attention_scores(rows, self._keys[layer], self._visual_index, self._scaling)
+        """Takes the queries of one layer, [num_heads, num_rows, head_dim]; the layer's new keys are written already."""
+        self.scores[layer] = attention_scores(
+            query[:, self._rows],
+            self._context_keys[layer],
+            self._thread_keys[layer],
+            self._first_row,
+            self._visual_index,
+            self._scaling,
+        )
 
 
 def select(

@@ -69,7 +69,7 @@ class Sequence:
         self._held = held
         self._sequence_id = sequence_id
         self._prompt = prompt
-        self._words = prompt.question_rows or range(len(prompt.token_ids))
+        self._asking = range(prompt.question_rows.start, len(prompt.token_ids))
         self._sampling = sampling
         self._thread: Slab | None = None
         self._scores: Tensor | None = None
@@ -86,18 +86,15 @@ class Sequence:
         self._thread = thread
 
     def prefill_chunk(self, rows: range, *, with_scores: bool) -> None:
-        """Prefills rows of the thread's prompt; with scores, the question's words in them vote for visual entries."""
+        """Prefills rows of the thread's prompt; with scores, those from the question on vote for visual entries."""
         before = time.perf_counter()
-        words = self._words
-        inside = range(max(rows.start, words.start), min(rows.stop, words.stop))
-        tap = self._tap(slice(inside.start - rows.start, inside.stop - rows.start)) if with_scores and inside else None
+        inside = range(max(rows.start, self._asking.start), rows.stop)
+        tap = self._tap(rows.start, inside) if with_scores and inside else None
         token_ids = self._prompt.token_ids[rows.start : rows.stop]
         positions, kv = self._positions(rows.start, len(rows)), self._kv(rows.start)
         hidden = self._runner.forward(token_ids=token_ids, positions=positions, kv=kv, query_tap=tap)
         if tap is not None:
-            # Each chunk's scores are means over its own words.
-            share = tap.scores * (len(inside) / len(words))
-            self._scores = share if self._scores is None else self._scores + share
+            self._scores = tap.scores if self._scores is None else torch.maximum(self._scores, tap.scores)
         self._last_hidden = hidden[-1:]
         self._prefill_s += time.perf_counter() - before
 
@@ -150,9 +147,19 @@ class Sequence:
         facts = self._held.facts
         return text_positions(facts.num_tokens + row + facts.position_delta, num_tokens)
 
-    def _tap(self, rows: slice) -> ScoreTap:
-        keys, _ = self._pool.views(self._held.slab)
-        return ScoreTap(keys, self._visual_index(keys.device), rows, self._runner.scaling)
+    def _tap(self, first_row: int, scoring: range) -> ScoreTap:
+        """Returns the tap of a forward that starts at `first_row` of the thread, of which rows `scoring` vote."""
+        kv = self._kv(first_row)
+        assert kv.context is not None, "a sequence stands on a context"
+        keys = kv.context[0]
+        return ScoreTap(
+            keys,
+            kv.thread[0],
+            first_row,
+            visual_index=self._visual_index(keys.device),
+            rows=slice(scoring.start - first_row, scoring.stop - first_row),
+            scaling=self._runner.scaling,
+        )
 
     def _visual_index(self, device: torch.device) -> Tensor:
         facts = self._held.facts

@@ -17,13 +17,16 @@ LAYOUT = KvLayout(num_layers=2, num_kv_heads=2, head_dim=8, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("block_bytes", [1, 1000, 1 << 25])
-def test_scores_are_mean_over_rows_and_sum_over_the_group(monkeypatch: pytest.MonkeyPatch, block_bytes: int) -> None:
+def test_scores_are_the_maximum_over_rows_of_the_sum_over_the_group(
+    monkeypatch: pytest.MonkeyPatch, block_bytes: int
+) -> None:
     monkeypatch.setattr(selection, "_BLOCK_BYTES", block_bytes)
-    queries, keys = torch.randn(6, 5, 8), torch.randn(2, 40, 8)
-    visual_index = torch.arange(3, 30)
-    scores = attention_scores(queries, keys, visual_index, 0.3)
-    weights = torch.softmax(queries @ keys.repeat_interleave(3, 0).transpose(1, 2) * 0.3, dim=-1)
-    expected = weights.view(2, 3, 5, 40).mean(dim=2).sum(dim=1)[:, 3:30]
+    queries, keys, thread = torch.randn(6, 5, 8), torch.randn(2, 40, 8), torch.randn(2, 12, 8)
+    scores = attention_scores(queries, keys, thread, 4, torch.arange(3, 30), 0.3)
+    everything = torch.cat([keys, thread], dim=1).repeat_interleave(3, 0)
+    logits = queries @ everything.transpose(1, 2) * 0.3
+    logits = logits.masked_fill(torch.arange(52) > 40 + 4 + torch.arange(5).unsqueeze(1), float("-inf"))
+    expected = torch.softmax(logits, dim=-1).view(2, 3, 5, 52).sum(dim=1).amax(dim=1)[:, 3:30]
     torch.testing.assert_close(scores, expected)
 
 
@@ -96,10 +99,12 @@ def test_tap_scores_every_layer_and_does_not_change_the_forward(loaded: LoadedMo
         thread = torch.zeros(layout.num_layers, layout.num_kv_heads, 10, layout.head_dim)
         return KvView(context, (thread, thread.clone()), 0)
 
-    tap = ScoreTap(context[0], torch.arange(5, 45), slice(2, 8), runner.scaling)
-    tapped = runner.forward(token_ids=list(range(20, 30)), positions=text_positions(50, 10), kv=view(), query_tap=tap)
+    kv = view()
+    visual_index = torch.arange(5, 45)
+    tap = ScoreTap(context[0], kv.thread[0], 0, visual_index=visual_index, rows=slice(2, 8), scaling=runner.scaling)
+    tapped = runner.forward(token_ids=list(range(20, 30)), positions=text_positions(50, 10), kv=kv, query_tap=tap)
     plain = runner.forward(token_ids=list(range(20, 30)), positions=text_positions(50, 10), kv=view())
     assert torch.equal(tapped, plain)
     assert tap.scores.shape == (layout.num_layers, layout.num_kv_heads, 40)
     assert (tap.scores.sum(dim=-1) > 0).all()
-    assert (tap.scores.sum(dim=-1) <= 3.0001).all()  # a group of three query heads
+    assert (tap.scores <= 3.0001).all()  # a group of three query heads
