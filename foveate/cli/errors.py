@@ -47,16 +47,18 @@ _BY_STATUS = {
     grpc.StatusCode.DEADLINE_EXCEEDED: ExitCode.DEADLINE,
 }
 
+_TERMINATING = (signal.SIGTERM, signal.SIGHUP)
+
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, raised where Ctrl-C would be, so that the same `finally` blocks run."""
+    """SIGTERM, or a terminal that is closed, raised where Ctrl-C would be, so that the same `finally` blocks run."""
 
 
 @contextlib.contextmanager
 def reported(output: Output) -> Iterator[None]:
     """Runs a command's body; whatever it raises becomes a message and typer.Exit with the code."""
     try:
-        with _sigterm_raises():
+        with _termination_raises():
             yield
     except FoveateError as error:
         _print_error(output, error)
@@ -101,7 +103,7 @@ def _escaped(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _sigterm_raises() -> Iterator[None]:
+def _termination_raises() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -109,20 +111,23 @@ def _sigterm_raises() -> Iterator[None]:
     def on_signal(number: int, frame: FrameType | None) -> None:
         raise Terminated
 
-    before = signal.signal(signal.SIGTERM, on_signal)
+    # What is ignored stays ignored: nohup means it.
+    numbers = [number for number in _TERMINATING if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, on_signal) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ignores Ctrl-C and SIGTERM, for a clean-up that is short and must end."""
+    """Ignores Ctrl-C and terminating signals, for a clean-up that is short and must end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, *_TERMINATING)}
     try:
         yield
     finally:

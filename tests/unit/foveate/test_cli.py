@@ -187,7 +187,7 @@ def start(*arguments: Any, **streams: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(command, text=True, **streams)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
 def test_signals_end_an_answer_and_cancel_it(gateway: ScriptedGateway, video: Path, number: int, code: int) -> None:
     arguments = ("ask", video, "slow", "--server", gateway.address)
     with start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
