@@ -16,27 +16,20 @@ import os
 import random
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
 import torch
-from transformers import AutoModelForImageTextToText, DynamicCache, LogitsProcessor
+from transformers import AutoModelForImageTextToText
 
 from bench.report import CoreLoad, print_json, print_table, say
+from bench.transformers_decoding import decode_with_transformers
 from bench.world import Sample, held_out, validation, write_mp4
-from bench.world.questions import ask_describe
-from engine.handle_proto import handle_from_proto
-from engine.kv_handle import Slab
-from engine.kv_share import MappedPool
+from bench.world.questions import ask_caption, ask_describe
 from foveate.checkpoints import default_checkpoint
 from foveate.client import Answer, Client, Context, DraftMode, FinishReason
-from foveate.rpc.channel import CHANNEL_OPTIONS
 from foveate.stack import Stack, StackConfig
-from foveate.v1 import verifier_pb2, verifier_pb2_grpc
 
 FPS = 4.0
 CELLS = 9
@@ -135,7 +128,7 @@ def _measure(
 ) -> Row:
     pick = held_out if arguments.split == "held_out" else validation
     sample: Sample = pick("describe", 0, num_frame_pairs=-(-num_visual_tokens // CELLS), brief=False)
-    questions = [ask_describe(random.Random(index), sample.world).question for index in range(arguments.questions)]
+    questions = _questions(sample, arguments.questions)
     video = folder / "video.mp4"
     started_s = time.monotonic()
     write_mp4(sample.world, video, fps=FPS)
@@ -157,10 +150,18 @@ def _measure(
     if [answer.token_ids for answer in plain.answers] != [answer.token_ids for answer in std.answers]:
         say("note: drafted and plain answers differ where tokens are tied within rounding")
     load.percent_per_core()
-    ms_per_token, agrees = _transformers(stack, reference, context, questions, plain, arguments.max_tokens)
+    ms_per_token, agrees = decode_with_transformers(
+        stack.addresses.verifier, reference, context, questions, plain.answers, arguments.max_tokens
+    )
     loads["transformers"] = load.percent_per_core()
     client.delete_context(context)
     return Row(context.num_visual_tokens, plain, std, ms_per_token, agrees, loads)
+
+
+def _questions(sample: Sample, num_questions: int) -> list[str]:
+    """A caption of the whole video, then descriptions of things in it."""
+    described = [ask_describe(random.Random(index), sample.world).question for index in range(num_questions - 1)]
+    return [ask_caption(random.Random(0), sample.world).question, *described]
 
 
 def _ask(client: Client, context: Context, question: str, draft: DraftMode, arguments: argparse.Namespace) -> Answer:
@@ -175,106 +176,6 @@ def _ask(client: Client, context: Context, question: str, draft: DraftMode, argu
     if answer.stats.draft_mode != draft:
         raise RuntimeError(f"asked for {draft}, got {answer.stats.draft_mode}: {answer.notes}")
     return answer
-
-
-def _transformers(
-    stack: Stack,
-    reference: torch.nn.Module,
-    context: Context,
-    questions: Sequence[str],
-    plain: Timing,
-    max_tokens: int,
-) -> tuple[float, bool]:
-    """Returns milliseconds per token of `generate` and whether its tokens are those of our plain decoding."""
-    total_ms, num_tokens, agrees = 0.0, 0, True
-    for index, question in enumerate(questions):
-        opened, cache = _prefilled_cache(stack, context, question)
-        clock = _Clock()
-        token_ids = _generate(reference, opened, cache, clock, max_tokens)
-        total_ms += clock.decode_ms
-        num_tokens += len(clock.times_s) - 1
-        ours = list(plain.answers[index].token_ids)
-        agrees = agrees and token_ids[: len(ours)] == ours
-    return total_ms / max(1, num_tokens), agrees
-
-
-def _prefilled_cache(stack: Stack, context: Context, question: str) -> tuple[verifier_pb2.SequenceOpened, DynamicCache]:
-    """Opens a sequence as a gateway would, and copies its keys and values out of the shared pool as a drafter would."""
-    opening = verifier_pb2.OpenSequence(context=context.name, question=question, max_tokens=1)
-    with grpc.insecure_channel(stack.addresses.verifier, options=CHANNEL_OPTIONS) as channel:
-        stub = verifier_pb2_grpc.VerifierServiceStub(channel)
-        requests = _HeldOpen(verifier_pb2.VerifyRequest(request_id=1, open=opening))
-        call = stub.Verify(iter(requests))
-        opened = next(call).opened
-        pool = MappedPool.attach(handle_from_proto(opened.kv_handle), device=torch.device("cpu"))
-        num_context, num_prompt = opened.num_context_tokens, opened.num_prompt_tokens
-        cache = DynamicCache()
-        context_rows = pool.views(Slab(opened.context.offset_bytes, opened.context.capacity))
-        thread_rows = pool.views(Slab(opened.thread.offset_bytes, opened.thread.capacity))
-        for layer in range(opened.kv_handle.num_layers):
-            keys, values = (
-                torch.cat([whole[layer, :, :num_context], new[layer, :, : num_prompt - num_context]], dim=1)[None]
-                for whole, new in zip(context_rows, thread_rows, strict=True)
-            )
-            cache.update(keys, values, layer)
-        requests.close()
-        call.cancel()
-    return opened, cache
-
-
-class _HeldOpen:
-    """A request stream that stays open after its one message until it is closed."""
-
-    def __init__(self, message: verifier_pb2.VerifyRequest) -> None:
-        self._message, self._closed = message, threading.Event()
-
-    def __iter__(self):  # type: ignore[no-untyped-def]
-        yield self._message
-        self._closed.wait()
-
-    def close(self) -> None:
-        self._closed.set()
-
-
-class _Clock(LogitsProcessor):
-    """Notes when each token's logits are there."""
-
-    def __init__(self) -> None:
-        self.times_s: list[float] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.times_s.append(time.perf_counter())
-        return scores
-
-    @property
-    def decode_ms(self) -> float:
-        return (self.times_s[-1] - self.times_s[0]) * 1000
-
-
-@torch.inference_mode()
-def _generate(
-    model: torch.nn.Module,
-    opened: verifier_pb2.SequenceOpened,
-    cache: DynamicCache,
-    clock: _Clock,
-    max_tokens: int,
-) -> list[int]:
-    # Only the last id is run; those before it stand in the cache, and their ids are never looked at.
-    num_prompt = opened.num_prompt_tokens
-    input_ids = torch.zeros(1, num_prompt + 1, dtype=torch.int64)
-    input_ids[0, -1] = opened.first_token_id
-    positions = (torch.arange(num_prompt + 1) + opened.position_delta).expand(3, 1, -1)
-    output = model.generate(  # type: ignore[operator]
-        input_ids=input_ids,
-        attention_mask=torch.ones_like(input_ids),
-        mm_token_type_ids=torch.zeros_like(input_ids),
-        position_ids=positions,
-        cache=cache,
-        max_new_tokens=max_tokens - 1,
-        do_sample=False,
-        logits_processor=[clock],
-    )
-    return [int(token_id) for token_id in output[0, num_prompt:]]
 
 
 def _print_result(rows: list[Row], arguments: argparse.Namespace) -> None:
@@ -297,19 +198,19 @@ def _print_result(rows: list[Row], arguments: argparse.Namespace) -> None:
             )
         )
     columns = (
-        "visual tokens",
-        "plain ms/token",
-        "StD ms/token",
-        "transformers ms/token",
-        "StD / plain",
-        "StD / transf.",
-        "plain / transf.",
-        "acceptance",
+        "visual",
+        "plain ms",
+        "StD ms",
+        "hf ms",
+        "StD vs plain",
+        "StD vs hf",
+        "plain vs hf",
+        "accepted",
         "T",
-        "overhead ms/round",
-        "same tokens",
+        "overhead ms",
+        "same as hf",
     )
-    print_table("decoding speed; ratios are speed-ups", columns, table)
+    print_table("milliseconds per token, and speed-ups (hf: transformers)", columns, table)
     for row in rows:
         loads = ", ".join(f"{name} {load}" for name, load in row.core_load_percent.items())
         say(f"{row.num_visual_tokens}: busy share of each core in percent: {loads}")
