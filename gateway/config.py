@@ -14,7 +14,7 @@ class GatewayConfig:
     address: str = "127.0.0.1:0"
     default_max_tokens: int = 256
     default_num_draft_tokens: int = 5
-    default_visual_budget: float = 0.1
+    default_visual_budget: float = 0.05
     max_tokens_ceiling: int = 4096
     draft_timeout_s: float = 0.25
     attach_timeout_s: float = 3.0

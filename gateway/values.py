@@ -82,7 +82,7 @@ class Drafting:
 
     mode: DraftMode = DraftMode.DEFAULT
     num_draft_tokens: int = 5
-    visual_budget: float = 0.1
+    visual_budget: float = 0.05
     selection: SelectionMethod = SelectionMethod.DEFAULT
 
 
