@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         say_failure("gateway", error)
         return 2
-    return run_service("gateway", lambda: serve(config), loop_factory=_loop_factory())
+    return run_service("gateway", lambda: serve(config))
 
 
 async def serve(config: GatewayConfig) -> None:
@@ -92,15 +92,6 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Ga
         draft_timeout_s=options.draft_timeout_ms / 1e3,
         attach_timeout_s=options.attach_timeout_ms / 1e3,
     )
-
-
-def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
-    """uvloop, when it is installed, takes a tenth off each round trip."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.Loop
 
 
 if __name__ == "__main__":
