@@ -16,7 +16,7 @@ class GatewayConfig:
     default_num_draft_tokens: int = 9
     default_visual_budget: float = 0.05
     max_tokens_ceiling: int = 4096
-    draft_timeout_s: float = 0.25
+    draft_timeout_s: float = 1.0  # a busy machine stalls a process for hundreds of ms; a lost drafter costs this once
     attach_timeout_s: float = 3.0
     health_interval_s: float = 0.5
     health_timeout_s: float = 3.0

@@ -60,13 +60,18 @@ static inline vec sum_each(const vec part[LANES]) {
 #endif
 }
 
-// Dot products of one vector with eight others; `width` is a multiple of LANES.
-static inline __attribute__((always_inline)) vec dot_eight(const float *one, const float *const others[LANES], int width) {
+// Dot products of one vector with eight others that lie `stride` apart, of which those from `num_others` on repeat the last
+// one; `width` is a multiple of LANES.
+static inline __attribute__((always_inline)) vec dot_eight(const float *one, const float *others, int64_t stride, int num_others,
+                                                           int width) {
     vec sums[LANES];
     for (int i = 0; i < LANES; i++) sums[i] = splat(0.0f);
     for (int column = 0; column < width; column += LANES) {
         const vec x = load(one + column);
-        for (int i = 0; i < LANES; i++) sums[i] += x * load(others[i] + column);
+        for (int i = 0; i < LANES; i++) {
+            const int place = i < num_others ? i : num_others - 1;
+            sums[i] += x * load(others + place * stride + column);
+        }
     }
     return sum_each(sums);
 }
@@ -113,11 +118,9 @@ static void rms_norm(const float *x, const float *weight, float eps, int width, 
 static void linear(const float *x, int num_rows, int width, const float *weight, const float *bias, int num_out, float *out,
                    int accumulate) {
     for (int o = 0; o < num_out; o += LANES) {
-        const float *rows[LANES];
-        for (int i = 0; i < LANES; i++) rows[i] = weight + (int64_t)(o + i) * width;
         for (int row = 0; row < num_rows; row++) {
             float *target = out + (int64_t)row * num_out + o;
-            vec sums = dot_eight(x + (int64_t)row * width, rows, width);
+            vec sums = dot_eight(x + (int64_t)row * width, weight + (int64_t)o * width, width, LANES, width);
             if (bias) sums += load(bias + o);
             if (accumulate) sums += load(target);
             store(target, sums);
@@ -144,16 +147,17 @@ static inline __attribute__((always_inline)) void attend_block(const float *quer
     float weights[KEY_BLOCK] __attribute__((aligned(32)));
     const vec lowest = splat(-INFINITY);
     const ivec lane = {0, 1, 2, 3, 4, 5, 6, 7};
+    const int num_whole = num_visible / LANES * LANES;
     vec top = lowest;
-    for (int j = 0; j < KEY_BLOCK; j += LANES) {
+    for (int j = 0; j < num_whole; j += LANES) {
+        const vec scores = dot_eight(query, keys + (int64_t)j * head_dim, head_dim, LANES, head_dim);
+        top = max_each(top, scores);
+        store(weights + j, scores);
+    }
+    for (int j = num_whole; j < KEY_BLOCK; j += LANES) {
         vec scores = lowest;
         if (j < num_visible) {
-            const float *eight[LANES];
-            for (int i = 0; i < LANES; i++) {
-                const int key = j + i < num_visible ? j + i : num_visible - 1;
-                eight[i] = keys + (int64_t)key * head_dim;
-            }
-            scores = dot_eight(query, eight, head_dim);
+            scores = dot_eight(query, keys + (int64_t)j * head_dim, head_dim, num_visible - j, head_dim);
             scores = choose(lane < num_visible - j, scores, lowest);
         }
         top = max_each(top, scores);
@@ -173,16 +177,18 @@ static inline __attribute__((always_inline)) void attend_block(const float *quer
     for (int column = 0; column < head_dim; column += CHUNK) {
         vec even[CHUNK / LANES], odd[CHUNK / LANES];
         for (int c = 0; c < CHUNK / LANES; c++) even[c] = odd[c] = splat(0.0f);
-        // Weights past what is visible are zero, so a pair's second key may be the first again.
-        for (int j = 0; j < num_visible; j += 2) {
-            const float *first = values + (int64_t)j * head_dim + column;
-            const float *second = j + 1 < num_visible ? first + head_dim : first;
+        int j = 0;
+        for (; j + 1 < num_visible; j += 2) {
+            const float *pair = values + (int64_t)j * head_dim + column;
             const vec w0 = splat(weights[j]), w1 = splat(weights[j + 1]);
             for (int c = 0; c < CHUNK / LANES; c++) {
-                even[c] += w0 * load(first + c * LANES);
-                odd[c] += w1 * load(second + c * LANES);
+                even[c] += w0 * load(pair + c * LANES);
+                odd[c] += w1 * load(pair + head_dim + c * LANES);
             }
         }
+        if (j < num_visible)  // the last key has no partner; beside others it would have one of weight zero
+            for (int c = 0; c < CHUNK / LANES; c++)
+                even[c] += splat(weights[j]) * load(values + (int64_t)j * head_dim + column + c * LANES);
         for (int c = 0; c < CHUNK / LANES; c++) {
             float *target = sum + column + c * LANES;
             store(target, load(target) * splat(decay) + (even[c] + odd[c]));
