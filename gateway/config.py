@@ -13,7 +13,7 @@ class GatewayConfig:
     drafter: str | None = None
     address: str = "127.0.0.1:0"
     default_max_tokens: int = 256
-    default_num_draft_tokens: int = 9
+    default_num_draft_tokens: int = 5
     default_visual_budget: float = 0.05
     max_tokens_ceiling: int = 4096
     draft_timeout_s: float = 1.0  # a busy machine stalls a process for hundreds of ms; a lost drafter costs this once

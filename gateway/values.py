@@ -81,7 +81,7 @@ class Drafting:
     """How an answer is drafted; never changes its tokens under an exact policy."""
 
     mode: DraftMode = DraftMode.DEFAULT
-    num_draft_tokens: int = 9
+    num_draft_tokens: int = 5
     visual_budget: float = 0.05
     selection: SelectionMethod = SelectionMethod.DEFAULT
 

@@ -21,7 +21,7 @@ def test_flags_beat_the_environment() -> None:
     assert config.address == "0.0.0.0:8080"
     assert (config.verifier, config.default_max_tokens, config.draft_timeout_s) == ("b:2", 7, 0.3)
     assert config.drafter is None
-    assert (config.default_num_draft_tokens, config.default_visual_budget) == (9, 0.05)
+    assert (config.default_num_draft_tokens, config.default_visual_budget) == (5, 0.05)
 
 
 @pytest.mark.parametrize(
