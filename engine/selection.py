@@ -3,9 +3,8 @@
 After Sparse-to-Dense (arXiv 2505.19155, section 3.2): the sum over the query heads of a KV group of the softmax
 attention to each visual entry; the largest are kept, in order of position. The paper takes the mean over the
 question's tokens. Here it is the maximum over all tokens from the question's first word to the end of the prompt: an
-entry that one of them looks at sharply counts, however many others look elsewhere. On the tiny models' validation
-questions this reached what a selection by the answer's own attention reaches, and the mean did not
-(docs/results.md).
+entry that one of them looks at sharply counts, however many others look elsewhere; on the tiny models' validation
+questions it drafted better than the mean.
 
 The scores are computed from the queries and the cached keys, never by asking the model for its attention: that would
 switch kernels, and the KV would no longer be that of a plain prefill.
