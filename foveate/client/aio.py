@@ -25,6 +25,9 @@ from foveate.client.types import Answer, AskOptions, Context, Delta, ProgressCal
 from foveate.rpc.channel import open_channel
 from foveate.v1 import answers_pb2, answers_pb2_grpc, contexts_pb2, contexts_pb2_grpc
 
+_LOST_STATUS = "Internal error from Core"
+_LISTEN_S = 0.5
+
 
 class AsyncClient:
     """Asks a gateway at `address` ("host:port"). `timeout_s` is the deadline of calls that do not name their own.
@@ -136,20 +139,37 @@ class AsyncClient:
     async def _create(
         self, source: upload.ContextSource, on_progress: ProgressCallback | None, timeout_s: float | None
     ) -> Context:
-        builder = ContextBuilder()
         with source, reached(self.address, source):
-            call = self._contexts().CreateContext(_requests(source), timeout=self._deadline_s(timeout_s))
             try:
-                async for response in call:
-                    progress = builder.feed(response)
-                    if progress is not None and on_progress is not None:
-                        on_progress(progress)
-            except asyncio.CancelledError:
-                if source.error is not None:
-                    raise source.error from None
-                raise
-            finally:
-                call.cancel()
+                return await self._upload(source, on_progress, timeout_s)
+            except grpc.aio.AioRpcError as error:
+                if _LOST_STATUS not in (error.details() or ""):
+                    raise
+            # A server refused while a chunk was being written, and grpc.aio lost why: ask again, and listen first.
+            source.rewind()
+            return await self._upload(source, on_progress, timeout_s, listen_s=_LISTEN_S)
+
+    async def _upload(
+        self,
+        source: upload.ContextSource,
+        on_progress: ProgressCallback | None,
+        timeout_s: float | None,
+        *,
+        listen_s: float = 0.0,
+    ) -> Context:
+        builder = ContextBuilder()
+        call = self._contexts().CreateContext(_requests(source, listen_s), timeout=self._deadline_s(timeout_s))
+        try:
+            async for response in call:
+                progress = builder.feed(response)
+                if progress is not None and on_progress is not None:
+                    on_progress(progress)
+        except asyncio.CancelledError:
+            if source.error is not None:
+                raise source.error from None
+            raise
+        finally:
+            call.cancel()
         return builder.result()
 
     def _contexts(self) -> contexts_pb2_grpc.ContextServiceAsyncStub:
@@ -164,9 +184,11 @@ class AsyncClient:
         return self._timeout_s if timeout_s is None else timeout_s
 
 
-async def _requests(source: upload.ContextSource) -> AsyncIterator[contexts_pb2.CreateContextRequest]:
+async def _requests(source: upload.ContextSource, listen_s: float) -> AsyncIterator[contexts_pb2.CreateContextRequest]:
     while (request := await asyncio.to_thread(source.next_request)) is not None:
         yield request
+        await asyncio.sleep(listen_s)
+        listen_s = 0.0
 
 
 class AsyncAnswerStream(AsyncIterator[Delta]):

@@ -45,6 +45,12 @@ class ContextSource:
         self._offset_bytes += len(data)
         return contexts_pb2.CreateContextRequest(chunk=chunk)
 
+    def rewind(self) -> None:
+        """Starts over with the first message."""
+        self._offset_bytes, self._is_spec_sent = 0, False
+        if self._file is not None:
+            self._file.seek(0)
+
     def requests(self) -> Iterator[contexts_pb2.CreateContextRequest]:
         """Yields all messages; gRPC's sync API runs this in a thread of its own, maybe beyond the end of the call."""
         while not self._is_closed and (request := self.next_request()) is not None:
