@@ -63,7 +63,7 @@ def _parser(environment: Mapping[str, str]) -> FlagParser:
     parser.flag("max-frames", positive, media.max_frames, "most frames of a video")
     parser.flag("max-visual-tokens", positive, media.max_visual_tokens, "most visual tokens of a video")
     parser.flag("max-thread-tokens", positive, config.max_thread_tokens, "most tokens of history, question and answer")
-    parser.switch("deterministic", "bit-stable kernels, whatever block of tokens is computed")
+    parser.switch("deterministic", "bit-stable kernels also where the compiled one, which always is, cannot be built")
     return parser
 
 

@@ -43,7 +43,7 @@ DeviceOption = Annotated[
 DeterministicOption = Annotated[
     bool,
     typer.Option(
-        "--deterministic", rich_help_panel=_SERVER, help="Local stack: bit-stable kernels, equal to plain decoding."
+        "--deterministic", rich_help_panel=_SERVER, help="Local stack: bit-stable kernels even without a C compiler."
     ),
 ]
 NoDrafterOption = Annotated[

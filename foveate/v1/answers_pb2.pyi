@@ -169,8 +169,8 @@ class _GuaranteeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Guarantee.V
     GUARANTEE_UNSPECIFIED: _Guarantee.ValueType  # 0
     """Unset; never sent."""
     GUARANTEE_LOSSLESS: _Guarantee.ValueType  # 1
-    """The tokens are those of plain decoding with the same model, sampling and seed. Bit for bit in deterministic mode; else up to
-    rounding where two tokens are nearly tied.
+    """The tokens are those of plain decoding with the same model, sampling and seed: bit for bit where the server is deterministic
+    (GetServerInfo), else up to rounding where two tokens are nearly tied.
     """
     GUARANTEE_LOOSE: _Guarantee.ValueType  # 2
     """Some tokens were accepted by a loose policy."""
@@ -181,8 +181,8 @@ class Guarantee(_Guarantee, metaclass=_GuaranteeEnumTypeWrapper):
 GUARANTEE_UNSPECIFIED: Guarantee.ValueType  # 0
 """Unset; never sent."""
 GUARANTEE_LOSSLESS: Guarantee.ValueType  # 1
-"""The tokens are those of plain decoding with the same model, sampling and seed. Bit for bit in deterministic mode; else up to
-rounding where two tokens are nearly tied.
+"""The tokens are those of plain decoding with the same model, sampling and seed: bit for bit where the server is deterministic
+(GetServerInfo), else up to rounding where two tokens are nearly tied.
 """
 GUARANTEE_LOOSE: Guarantee.ValueType  # 2
 """Some tokens were accepted by a loose policy."""
