@@ -22,50 +22,67 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from foveate.v1 import contexts_pb2 as foveate_dot_v1_dot_contexts__pb2
 from foveate.v1 import sampling_pb2 as foveate_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66oveate/v1/answers.proto\x12\nfoveate.v1\x1a\x19\x66oveate/v1/sampling.proto\"4\n\x04Turn\x12\x1e\n\x04role\x18\x01 \x01(\x0e\x32\x10.foveate.v1.Role\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xc1\x01\n\x08\x44rafting\x12#\n\x04mode\x18\x01 \x01(\x0e\x32\x15.foveate.v1.DraftMode\x12\x1d\n\x10num_draft_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x1a\n\rvisual_budget\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12.\n\tselection\x18\x04 \x01(\x0e\x32\x1b.foveate.v1.SelectionMethodB\x13\n\x11_num_draft_tokensB\x10\n\x0e_visual_budget\"\xef\x01\n\nAskRequest\x12\x0f\n\x07\x63ontext\x18\x01 \x01(\t\x12\x10\n\x08question\x18\x02 \x01(\t\x12!\n\x07history\x18\x03 \x03(\x0b\x32\x10.foveate.v1.Turn\x12\x17\n\nmax_tokens\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.foveate.v1.SamplingParams\x12&\n\x08\x64rafting\x18\x07 \x01(\x0b\x32\x14.foveate.v1.Drafting\x12\x0f\n\x07\x65xplain\x18\x08 \x01(\x08\x42\r\n\x0b_max_tokens\"\x9e\x01\n\x0b\x41skResponse\x12,\n\x07started\x18\x01 \x01(\x0b\x32\x19.foveate.v1.AnswerStartedH\x00\x12(\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x17.foveate.v1.AnswerDeltaH\x00\x12.\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1a.foveate.v1.AnswerFinishedH\x00\x42\x07\n\x05\x65vent\"E\n\rAnswerStarted\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\"m\n\x0b\x41nswerDelta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12(\n\x07origins\x18\x03 \x03(\x0e\x32\x17.foveate.v1.TokenOrigin\x12\x13\n\x0btoken_texts\x18\x04 \x03(\t\"\xf4\x01\n\x0e\x41nswerFinished\x12/\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x18.foveate.v1.FinishReason\x12(\n\tguarantee\x18\x02 \x01(\x0e\x32\x15.foveate.v1.Guarantee\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\r\x12&\n\x05stats\x18\x05 \x01(\x0b\x32\x17.foveate.v1.AnswerStats\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05notes\x18\x07 \x03(\tB\x07\n\x05_seed\"\xf8\x02\n\x0b\x41nswerStats\x12)\n\ndraft_mode\x18\x01 \x01(\x0e\x32\x15.foveate.v1.DraftMode\x12\x12\n\nnum_rounds\x18\x02 \x01(\r\x12\x18\n\x10num_draft_rounds\x18\x03 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x05 \x01(\r\x12#\n\x1bnum_accepted_tokens_per_pos\x18\x06 \x03(\r\x12\x18\n\x10num_loose_tokens\x18\x07 \x01(\r\x12\x1e\n\x16time_to_first_token_ms\x18\x08 \x01(\x01\x12\x12\n\nprefill_ms\x18\t \x01(\x01\x12\x10\n\x08\x64raft_ms\x18\n \x01(\x01\x12\x11\n\tverify_ms\x18\x0b \x01(\x01\x12\x13\n\x0boverhead_ms\x18\x0c \x01(\x01\x12\x11\n\tdecode_ms\x18\r \x01(\x01\x12\x19\n\x11round_overhead_ms\x18\x0e \x03(\x02\"\x16\n\x14GetServerInfoRequest\"\x97\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x14\n\x0ckv_transport\x18\x04 \x01(\t\x12\x15\n\rdrafter_ready\x18\x05 \x01(\x08\x12\x15\n\rdeterministic\x18\x06 \x01(\x08\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\x18\n\x10\x61ttention_kernel\x18\x08 \x01(\t\x12(\n\x06limits\x18\t \x01(\x0b\x32\x18.foveate.v1.ServerLimits\x12\x12\n\npool_bytes\x18\n \x01(\x04\x12\x17\n\x0fpool_used_bytes\x18\x0b \x01(\x04\"\xfe\x01\n\x0cServerLimits\x12\x18\n\x10max_upload_bytes\x18\x01 \x01(\x04\x12\x12\n\nmax_frames\x18\x02 \x01(\r\x12\x19\n\x11max_visual_tokens\x18\x03 \x01(\r\x12\x19\n\x11max_thread_tokens\x18\x04 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x05 \x01(\r\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\x06 \x01(\r\x12 \n\x18\x64\x65\x66\x61ult_num_draft_tokens\x18\x07 \x01(\r\x12\x1d\n\x15\x64\x65\x66\x61ult_visual_budget\x18\x08 \x01(\x02\x12\x13\n\x0b\x64\x65\x66\x61ult_fps\x18\t \x01(\x02*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\r\n\tROLE_USER\x10\x01\x12\x12\n\x0eROLE_ASSISTANT\x10\x02*h\n\tDraftMode\x12\x1a\n\x16\x44RAFT_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44RAFT_MODE_OFF\x10\x01\x12\x15\n\x11\x44RAFT_MODE_SPARSE\x10\x02\x12\x14\n\x10\x44RAFT_MODE_NGRAM\x10\x03*\x8d\x01\n\x0fSelectionMethod\x12 \n\x1cSELECTION_METHOD_UNSPECIFIED\x10\x00\x12\x1e\n\x1aSELECTION_METHOD_ATTENTION\x10\x01\x12\x1b\n\x17SELECTION_METHOD_RANDOM\x10\x02\x12\x1b\n\x17SELECTION_METHOD_RECENT\x10\x03*\x92\x01\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x19\n\x15TOKEN_ORIGIN_ACCEPTED\x10\x01\x12\x1a\n\x16TOKEN_ORIGIN_RECOVERED\x10\x02\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x03\x12\x16\n\x12TOKEN_ORIGIN_PLAIN\x10\x04*v\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x03*S\n\tGuarantee\x12\x19\n\x15GUARANTEE_UNSPECIFIED\x10\x00\x12\x16\n\x12GUARANTEE_LOSSLESS\x10\x01\x12\x13\n\x0fGUARANTEE_LOOSE\x10\x02\x32\x9f\x01\n\rAnswerService\x12\x38\n\x03\x41sk\x12\x16.foveate.v1.AskRequest\x1a\x17.foveate.v1.AskResponse0\x01\x12T\n\rGetServerInfo\x12 .foveate.v1.GetServerInfoRequest\x1a!.foveate.v1.GetServerInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66oveate/v1/answers.proto\x12\nfoveate.v1\x1a\x19\x66oveate/v1/contexts.proto\x1a\x19\x66oveate/v1/sampling.proto\"4\n\x04Turn\x12\x1e\n\x04role\x18\x01 \x01(\x0e\x32\x10.foveate.v1.Role\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xdc\x04\n\nAcceptance\x12,\n\x06policy\x18\x01 \x01(\x0e\x32\x1c.foveate.v1.AcceptancePolicy\x12\x13\n\x06lambda\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x18\n\x0bnum_nearest\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x13\n\x06window\x18\x04 \x01(\rH\x02\x88\x01\x01\x12\'\n\x04pool\x18\x05 \x01(\x0e\x32\x19.foveate.v1.RelevancePool\x12\x16\n\tthreshold\x18\x06 \x01(\x02H\x03\x88\x01\x01\x12\x1e\n\x11\x65ntropy_threshold\x18\x07 \x01(\x02H\x04\x88\x01\x01\x12\'\n\x07variant\x18\x08 \x01(\x0e\x32\x16.foveate.v1.FlyVariant\x12\x1a\n\rguard_special\x18\t \x01(\x08H\x05\x88\x01\x01\x12\x1a\n\rguard_numbers\x18\n \x01(\x08H\x06\x88\x01\x01\x12\x1c\n\x0fguard_negations\x18\x0b \x01(\x08H\x07\x88\x01\x01\x12\x1a\n\rmax_loose_run\x18\x0c \x01(\rH\x08\x88\x01\x01\x12\x1c\n\x0fmin_probability\x18\r \x01(\x02H\t\x88\x01\x01\x12\x11\n\x04seed\x18\x0e \x01(\x04H\n\x88\x01\x01\x42\t\n\x07_lambdaB\x0e\n\x0c_num_nearestB\t\n\x07_windowB\x0c\n\n_thresholdB\x14\n\x12_entropy_thresholdB\x10\n\x0e_guard_specialB\x10\n\x0e_guard_numbersB\x12\n\x10_guard_negationsB\x10\n\x0e_max_loose_runB\x12\n\x10_min_probabilityB\x07\n\x05_seed\"\xc1\x01\n\x08\x44rafting\x12#\n\x04mode\x18\x01 \x01(\x0e\x32\x15.foveate.v1.DraftMode\x12\x1d\n\x10num_draft_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x1a\n\rvisual_budget\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12.\n\tselection\x18\x04 \x01(\x0e\x32\x1b.foveate.v1.SelectionMethodB\x13\n\x11_num_draft_tokensB\x10\n\x0e_visual_budget\"\xec\x02\n\nAskRequest\x12\x0f\n\x07\x63ontext\x18\x01 \x01(\t\x12\x10\n\x08question\x18\x02 \x01(\t\x12!\n\x07history\x18\x03 \x03(\x0b\x32\x10.foveate.v1.Turn\x12\x17\n\nmax_tokens\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.foveate.v1.SamplingParams\x12&\n\x08\x64rafting\x18\x07 \x01(\x0b\x32\x14.foveate.v1.Drafting\x12\x0f\n\x07\x65xplain\x18\x08 \x01(\x08\x12\x14\n\x0c\x63onversation\x18\x14 \x01(\t\x12\x17\n\nkeep_turns\x18\x15 \x01(\rH\x01\x88\x01\x01\x12\x11\n\tbranch_of\x18\x16 \x01(\t\x12*\n\nacceptance\x18\t \x01(\x0b\x32\x16.foveate.v1.AcceptanceB\r\n\x0b_max_tokensB\r\n\x0b_keep_turns\"\x9e\x01\n\x0b\x41skResponse\x12,\n\x07started\x18\x01 \x01(\x0b\x32\x19.foveate.v1.AnswerStartedH\x00\x12(\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x17.foveate.v1.AnswerDeltaH\x00\x12.\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1a.foveate.v1.AnswerFinishedH\x00\x42\x07\n\x05\x65vent\"n\n\rAnswerStarted\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\x12\'\n\x05\x66\x65tch\x18\x14 \x01(\x0b\x32\x18.foveate.v1.ContextFetch\"\xa1\x02\n\x0bTokenDetail\x12\r\n\x05round\x18\x01 \x01(\r\x12\x16\n\trelevance\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x14\n\x07\x65ntropy\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12\x1c\n\x0flog_probability\x18\x04 \x01(\x02H\x02\x88\x01\x01\x12\x1c\n\x0ftarget_token_id\x18\x05 \x01(\rH\x03\x88\x01\x01\x12\x13\n\x0btarget_text\x18\x06 \x01(\t\x12\x1b\n\x0e\x64raft_token_id\x18\x07 \x01(\rH\x04\x88\x01\x01\x12\x12\n\ndraft_text\x18\x08 \x01(\tB\x0c\n\n_relevanceB\n\n\x08_entropyB\x12\n\x10_log_probabilityB\x12\n\x10_target_token_idB\x11\n\x0f_draft_token_id\"\x97\x01\n\x0b\x41nswerDelta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12(\n\x07origins\x18\x03 \x03(\x0e\x32\x17.foveate.v1.TokenOrigin\x12\x13\n\x0btoken_texts\x18\x04 \x03(\t\x12(\n\x07\x64\x65tails\x18\x05 \x03(\x0b\x32\x17.foveate.v1.TokenDetail\"\xdb\x02\n\x0e\x41nswerFinished\x12/\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x18.foveate.v1.FinishReason\x12(\n\tguarantee\x18\x02 \x01(\x0e\x32\x15.foveate.v1.Guarantee\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\r\x12&\n\x05stats\x18\x05 \x01(\x0b\x32\x17.foveate.v1.AnswerStats\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05notes\x18\x07 \x03(\t\x12\x1e\n\x16num_conversation_turns\x18\x14 \x01(\r\x12,\n\x06policy\x18\x08 \x01(\x0e\x32\x1c.foveate.v1.AcceptancePolicy\x12\x17\n\x0floose_positions\x18\t \x03(\rB\x07\n\x05_seed\"\xba\x03\n\x0b\x41nswerStats\x12)\n\ndraft_mode\x18\x01 \x01(\x0e\x32\x15.foveate.v1.DraftMode\x12\x12\n\nnum_rounds\x18\x02 \x01(\r\x12\x18\n\x10num_draft_rounds\x18\x03 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x05 \x01(\r\x12#\n\x1bnum_accepted_tokens_per_pos\x18\x06 \x03(\r\x12\x18\n\x10num_loose_tokens\x18\x07 \x01(\r\x12\x1e\n\x16time_to_first_token_ms\x18\x08 \x01(\x01\x12\x12\n\nprefill_ms\x18\t \x01(\x01\x12\x10\n\x08\x64raft_ms\x18\n \x01(\x01\x12\x11\n\tverify_ms\x18\x0b \x01(\x01\x12\x13\n\x0boverhead_ms\x18\x0c \x01(\x01\x12\x11\n\tdecode_ms\x18\r \x01(\x01\x12\x19\n\x11round_overhead_ms\x18\x0e \x03(\x02\x12\x1b\n\x13num_salvaged_tokens\x18\x0f \x01(\r\x12#\n\x1bnum_rounds_per_draft_length\x18\x10 \x03(\r\"\x16\n\x14GetServerInfoRequest\"\xbd\x05\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x14\n\x0ckv_transport\x18\x04 \x01(\t\x12\x15\n\rdrafter_ready\x18\x05 \x01(\x08\x12\x15\n\rdeterministic\x18\x06 \x01(\x08\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\x18\n\x10\x61ttention_kernel\x18\x08 \x01(\t\x12(\n\x06limits\x18\t \x01(\x0b\x32\x18.foveate.v1.ServerLimits\x12\x12\n\npool_bytes\x18\n \x01(\x04\x12\x17\n\x0fpool_used_bytes\x18\x0b \x01(\x04\x12\x15\n\rnum_verifiers\x18\x14 \x01(\r\x12\x10\n\x08registry\x18\x15 \x01(\t\x12\x15\n\rhas_cold_tier\x18\x16 \x01(\x08\x12P\n\x10\x63ontext_counters\x18\x17 \x03(\x0b\x32\x36.foveate.v1.GetServerInfoResponse.ContextCountersEntry\x12*\n\x0b\x64raft_modes\x18\x0c \x03(\x0e\x32\x15.foveate.v1.DraftMode\x12\x34\n\x0e\x64\x65\x66\x61ult_policy\x18\r \x01(\x0e\x32\x1c.foveate.v1.AcceptancePolicy\x12\x36\n\x10\x61llowed_policies\x18\x0e \x03(\x0e\x32\x1c.foveate.v1.AcceptancePolicy\x12\x12\n\nmax_lambda\x18\x0f \x01(\x02\x12,\n\trelevance\x18\x10 \x01(\x0b\x32\x19.foveate.v1.RelevanceInfo\x1a\x36\n\x14\x43ontextCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"q\n\rRelevanceInfo\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x15\n\rat_predicting\x18\x02 \x01(\x08\x12\x12\n\nis_centred\x18\x03 \x01(\x08\x12\x13\n\x0bnum_nearest\x18\x04 \x01(\r\x12\x11\n\tquantiles\x18\x05 \x03(\x02\"\x9b\x02\n\x0cServerLimits\x12\x18\n\x10max_upload_bytes\x18\x01 \x01(\x04\x12\x12\n\nmax_frames\x18\x02 \x01(\r\x12\x19\n\x11max_visual_tokens\x18\x03 \x01(\r\x12\x19\n\x11max_thread_tokens\x18\x04 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x05 \x01(\r\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\x06 \x01(\r\x12 \n\x18\x64\x65\x66\x61ult_num_draft_tokens\x18\x07 \x01(\r\x12\x1d\n\x15\x64\x65\x66\x61ult_visual_budget\x18\x08 \x01(\x02\x12\x13\n\x0b\x64\x65\x66\x61ult_fps\x18\t \x01(\x02\x12\x1b\n\x13\x61\x64\x61pts_draft_length\x18\n \x01(\x08*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\r\n\tROLE_USER\x10\x01\x12\x12\n\x0eROLE_ASSISTANT\x10\x02*\xb2\x01\n\tDraftMode\x12\x1a\n\x16\x44RAFT_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44RAFT_MODE_OFF\x10\x01\x12\x15\n\x11\x44RAFT_MODE_SPARSE\x10\x02\x12\x14\n\x10\x44RAFT_MODE_NGRAM\x10\x03\x12\x18\n\x14\x44RAFT_MODE_STREAMING\x10\x04\x12\x18\n\x14\x44RAFT_MODE_LAYERSKIP\x10\x05\x12\x14\n\x10\x44RAFT_MODE_SMALL\x10\x06*\xcb\x01\n\x0fSelectionMethod\x12 \n\x1cSELECTION_METHOD_UNSPECIFIED\x10\x00\x12\x1e\n\x1aSELECTION_METHOD_ATTENTION\x10\x01\x12\x1b\n\x17SELECTION_METHOD_RANDOM\x10\x02\x12\x1b\n\x17SELECTION_METHOD_RECENT\x10\x03\x12\x1e\n\x1aSELECTION_METHOD_TWO_STAGE\x10\x04\x12\x1c\n\x18SELECTION_METHOD_UNIFORM\x10\x05*\xc9\x01\n\x10\x41\x63\x63\x65ptancePolicy\x12!\n\x1d\x41\x43\x43\x45PTANCE_POLICY_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x41\x43\x43\x45PTANCE_POLICY_EXACT\x10\x01\x12\x1c\n\x18\x41\x43\x43\x45PTANCE_POLICY_LVSPEC\x10\x02\x12\x19\n\x15\x41\x43\x43\x45PTANCE_POLICY_FLY\x10\x03\x12\x1e\n\x1a\x41\x43\x43\x45PTANCE_POLICY_FLY_GATE\x10\x04\x12\x1c\n\x18\x41\x43\x43\x45PTANCE_POLICY_RANDOM\x10\x05*\x87\x01\n\rRelevancePool\x12\x1e\n\x1aRELEVANCE_POOL_UNSPECIFIED\x10\x00\x12\x1c\n\x18RELEVANCE_POOL_PER_ROUND\x10\x01\x12\x1a\n\x16RELEVANCE_POOL_RUNNING\x10\x02\x12\x1c\n\x18RELEVANCE_POOL_THRESHOLD\x10\x03*V\n\nFlyVariant\x12\x1b\n\x17\x46LY_VARIANT_UNSPECIFIED\x10\x00\x12\x14\n\x10\x46LY_VARIANT_CODE\x10\x01\x12\x15\n\x11\x46LY_VARIANT_PAPER\x10\x02*\xc5\x01\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x19\n\x15TOKEN_ORIGIN_ACCEPTED\x10\x01\x12\x1a\n\x16TOKEN_ORIGIN_RECOVERED\x10\x02\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x03\x12\x16\n\x12TOKEN_ORIGIN_PLAIN\x10\x04\x12\x16\n\x12TOKEN_ORIGIN_LOOSE\x10\x05\x12\x19\n\x15TOKEN_ORIGIN_SALVAGED\x10\x06*v\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x03*p\n\tGuarantee\x12\x19\n\x15GUARANTEE_UNSPECIFIED\x10\x00\x12\x16\n\x12GUARANTEE_LOSSLESS\x10\x01\x12\x13\n\x0fGUARANTEE_LOOSE\x10\x02\x12\x1b\n\x17GUARANTEE_LOSSY_CONTEXT\x10\x03\x32\x9f\x01\n\rAnswerService\x12\x38\n\x03\x41sk\x12\x16.foveate.v1.AskRequest\x1a\x17.foveate.v1.AskResponse0\x01\x12T\n\rGetServerInfo\x12 .foveate.v1.GetServerInfoRequest\x1a!.foveate.v1.GetServerInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'foveate.v1.answers_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=2091
-  _globals['_ROLE']._serialized_end=2154
-  _globals['_DRAFTMODE']._serialized_start=2156
-  _globals['_DRAFTMODE']._serialized_end=2260
-  _globals['_SELECTIONMETHOD']._serialized_start=2263
-  _globals['_SELECTIONMETHOD']._serialized_end=2404
-  _globals['_TOKENORIGIN']._serialized_start=2407
-  _globals['_TOKENORIGIN']._serialized_end=2553
-  _globals['_FINISHREASON']._serialized_start=2555
-  _globals['_FINISHREASON']._serialized_end=2673
-  _globals['_GUARANTEE']._serialized_start=2675
-  _globals['_GUARANTEE']._serialized_end=2758
-  _globals['_TURN']._serialized_start=67
-  _globals['_TURN']._serialized_end=119
-  _globals['_DRAFTING']._serialized_start=122
-  _globals['_DRAFTING']._serialized_end=315
-  _globals['_ASKREQUEST']._serialized_start=318
-  _globals['_ASKREQUEST']._serialized_end=557
-  _globals['_ASKRESPONSE']._serialized_start=560
-  _globals['_ASKRESPONSE']._serialized_end=718
-  _globals['_ANSWERSTARTED']._serialized_start=720
-  _globals['_ANSWERSTARTED']._serialized_end=789
-  _globals['_ANSWERDELTA']._serialized_start=791
-  _globals['_ANSWERDELTA']._serialized_end=900
-  _globals['_ANSWERFINISHED']._serialized_start=903
-  _globals['_ANSWERFINISHED']._serialized_end=1147
-  _globals['_ANSWERSTATS']._serialized_start=1150
-  _globals['_ANSWERSTATS']._serialized_end=1526
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=1528
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=1550
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=1553
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=1832
-  _globals['_SERVERLIMITS']._serialized_start=1835
-  _globals['_SERVERLIMITS']._serialized_end=2089
-  _globals['_ANSWERSERVICE']._serialized_start=2761
-  _globals['_ANSWERSERVICE']._serialized_end=2920
+  _globals['_GETSERVERINFORESPONSE_CONTEXTCOUNTERSENTRY']._loaded_options = None
+  _globals['_GETSERVERINFORESPONSE_CONTEXTCOUNTERSENTRY']._serialized_options = b'8\001'
+  _globals['_ROLE']._serialized_start=3961
+  _globals['_ROLE']._serialized_end=4024
+  _globals['_DRAFTMODE']._serialized_start=4027
+  _globals['_DRAFTMODE']._serialized_end=4205
+  _globals['_SELECTIONMETHOD']._serialized_start=4208
+  _globals['_SELECTIONMETHOD']._serialized_end=4411
+  _globals['_ACCEPTANCEPOLICY']._serialized_start=4414
+  _globals['_ACCEPTANCEPOLICY']._serialized_end=4615
+  _globals['_RELEVANCEPOOL']._serialized_start=4618
+  _globals['_RELEVANCEPOOL']._serialized_end=4753
+  _globals['_FLYVARIANT']._serialized_start=4755
+  _globals['_FLYVARIANT']._serialized_end=4841
+  _globals['_TOKENORIGIN']._serialized_start=4844
+  _globals['_TOKENORIGIN']._serialized_end=5041
+  _globals['_FINISHREASON']._serialized_start=5043
+  _globals['_FINISHREASON']._serialized_end=5161
+  _globals['_GUARANTEE']._serialized_start=5163
+  _globals['_GUARANTEE']._serialized_end=5275
+  _globals['_TURN']._serialized_start=94
+  _globals['_TURN']._serialized_end=146
+  _globals['_ACCEPTANCE']._serialized_start=149
+  _globals['_ACCEPTANCE']._serialized_end=753
+  _globals['_DRAFTING']._serialized_start=756
+  _globals['_DRAFTING']._serialized_end=949
+  _globals['_ASKREQUEST']._serialized_start=952
+  _globals['_ASKREQUEST']._serialized_end=1316
+  _globals['_ASKRESPONSE']._serialized_start=1319
+  _globals['_ASKRESPONSE']._serialized_end=1477
+  _globals['_ANSWERSTARTED']._serialized_start=1479
+  _globals['_ANSWERSTARTED']._serialized_end=1589
+  _globals['_TOKENDETAIL']._serialized_start=1592
+  _globals['_TOKENDETAIL']._serialized_end=1881
+  _globals['_ANSWERDELTA']._serialized_start=1884
+  _globals['_ANSWERDELTA']._serialized_end=2035
+  _globals['_ANSWERFINISHED']._serialized_start=2038
+  _globals['_ANSWERFINISHED']._serialized_end=2385
+  _globals['_ANSWERSTATS']._serialized_start=2388
+  _globals['_ANSWERSTATS']._serialized_end=2830
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=2832
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=2854
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=2857
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=3558
+  _globals['_GETSERVERINFORESPONSE_CONTEXTCOUNTERSENTRY']._serialized_start=3504
+  _globals['_GETSERVERINFORESPONSE_CONTEXTCOUNTERSENTRY']._serialized_end=3558
+  _globals['_RELEVANCEINFO']._serialized_start=3560
+  _globals['_RELEVANCEINFO']._serialized_end=3673
+  _globals['_SERVERLIMITS']._serialized_start=3676
+  _globals['_SERVERLIMITS']._serialized_end=3959
+  _globals['_ANSWERSERVICE']._serialized_start=5278
+  _globals['_ANSWERSERVICE']._serialized_end=5437
 # @@protoc_insertion_point(module_scope)

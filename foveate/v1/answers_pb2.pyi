@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from collections import abc as _abc
+from foveate.v1 import contexts_pb2 as _contexts_pb2
 from foveate.v1 import sampling_pb2 as _sampling_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -58,6 +59,12 @@ class _DraftModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DraftMode.V
     """Sparse-to-Dense: the model itself over a sparse view of the video's KV."""
     DRAFT_MODE_NGRAM: _DraftMode.ValueType  # 3
     """Prompt lookup in the question and the answer so far; needs no drafter."""
+    DRAFT_MODE_STREAMING: _DraftMode.ValueType  # 4
+    """The model itself over the first entries and the latest ones, with the budget of SPARSE but no selection."""
+    DRAFT_MODE_LAYERSKIP: _DraftMode.ValueType  # 5
+    """The model's own first layers, then its final norm and head (early exit), over the whole KV."""
+    DRAFT_MODE_SMALL: _DraftMode.ValueType  # 6
+    """A smaller model of the family that reads a pruned video."""
 
 class DraftMode(_DraftMode, metaclass=_DraftModeEnumTypeWrapper):
     """Where drafts come from."""
@@ -70,6 +77,12 @@ DRAFT_MODE_SPARSE: DraftMode.ValueType  # 2
 """Sparse-to-Dense: the model itself over a sparse view of the video's KV."""
 DRAFT_MODE_NGRAM: DraftMode.ValueType  # 3
 """Prompt lookup in the question and the answer so far; needs no drafter."""
+DRAFT_MODE_STREAMING: DraftMode.ValueType  # 4
+"""The model itself over the first entries and the latest ones, with the budget of SPARSE but no selection."""
+DRAFT_MODE_LAYERSKIP: DraftMode.ValueType  # 5
+"""The model's own first layers, then its final norm and head (early exit), over the whole KV."""
+DRAFT_MODE_SMALL: DraftMode.ValueType  # 6
+"""A smaller model of the family that reads a pruned video."""
 Global___DraftMode: _TypeAlias = DraftMode  # noqa: Y015
 
 class _SelectionMethod:
@@ -79,26 +92,122 @@ class _SelectionMethod:
 class _SelectionMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SelectionMethod.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     SELECTION_METHOD_UNSPECIFIED: _SelectionMethod.ValueType  # 0
-    """The server's default (ATTENTION)."""
+    """The server's default: ATTENTION for sparse drafts, TWO_STAGE for a small model's pruned video."""
     SELECTION_METHOD_ATTENTION: _SelectionMethod.ValueType  # 1
     """The entries the question attends to most, per layer and KV head."""
     SELECTION_METHOD_RANDOM: _SelectionMethod.ValueType  # 2
     """Uniformly at random per layer and KV head: a control."""
     SELECTION_METHOD_RECENT: _SelectionMethod.ValueType  # 3
     """The first entries and the last ones (sink and recent): a baseline."""
+    SELECTION_METHOD_TWO_STAGE: _SelectionMethod.ValueType  # 4
+    """The same entries for all layers and heads: those that hold the first share of the question's attention, then evenly spaced ones."""
+    SELECTION_METHOD_UNIFORM: _SelectionMethod.ValueType  # 5
+    """The same evenly spaced entries for all layers and heads."""
 
 class SelectionMethod(_SelectionMethod, metaclass=_SelectionMethodEnumTypeWrapper):
-    """How the sparse drafter's visual entries are picked."""
+    """How a drafter's visual entries are picked."""
 
 SELECTION_METHOD_UNSPECIFIED: SelectionMethod.ValueType  # 0
-"""The server's default (ATTENTION)."""
+"""The server's default: ATTENTION for sparse drafts, TWO_STAGE for a small model's pruned video."""
 SELECTION_METHOD_ATTENTION: SelectionMethod.ValueType  # 1
 """The entries the question attends to most, per layer and KV head."""
 SELECTION_METHOD_RANDOM: SelectionMethod.ValueType  # 2
 """Uniformly at random per layer and KV head: a control."""
 SELECTION_METHOD_RECENT: SelectionMethod.ValueType  # 3
 """The first entries and the last ones (sink and recent): a baseline."""
+SELECTION_METHOD_TWO_STAGE: SelectionMethod.ValueType  # 4
+"""The same entries for all layers and heads: those that hold the first share of the question's attention, then evenly spaced ones."""
+SELECTION_METHOD_UNIFORM: SelectionMethod.ValueType  # 5
+"""The same evenly spaced entries for all layers and heads."""
 Global___SelectionMethod: _TypeAlias = SelectionMethod  # noqa: Y015
+
+class _AcceptancePolicy:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AcceptancePolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AcceptancePolicy.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ACCEPTANCE_POLICY_UNSPECIFIED: _AcceptancePolicy.ValueType  # 0
+    """The server's default."""
+    ACCEPTANCE_POLICY_EXACT: _AcceptancePolicy.ValueType  # 1
+    """Only what the target would have chosen itself: the answer is that of plain decoding."""
+    ACCEPTANCE_POLICY_LVSPEC: _AcceptancePolicy.ValueType  # 2
+    """Visually irrelevant draft tokens are kept though the target chose others; relevant ones must match, or match shifted by a few places."""
+    ACCEPTANCE_POLICY_FLY: _AcceptancePolicy.ValueType  # 3
+    """A mismatch is kept where the target is unsure and agrees with the next draft tokens."""
+    ACCEPTANCE_POLICY_FLY_GATE: _AcceptancePolicy.ValueType  # 4
+    """A mismatch is kept where the target is unsure."""
+    ACCEPTANCE_POLICY_RANDOM: _AcceptancePolicy.ValueType  # 5
+    """As LVSPEC, with the irrelevant tokens picked at random: a control."""
+
+class AcceptancePolicy(_AcceptancePolicy, metaclass=_AcceptancePolicyEnumTypeWrapper):
+    """Which draft tokens an answer keeps."""
+
+ACCEPTANCE_POLICY_UNSPECIFIED: AcceptancePolicy.ValueType  # 0
+"""The server's default."""
+ACCEPTANCE_POLICY_EXACT: AcceptancePolicy.ValueType  # 1
+"""Only what the target would have chosen itself: the answer is that of plain decoding."""
+ACCEPTANCE_POLICY_LVSPEC: AcceptancePolicy.ValueType  # 2
+"""Visually irrelevant draft tokens are kept though the target chose others; relevant ones must match, or match shifted by a few places."""
+ACCEPTANCE_POLICY_FLY: AcceptancePolicy.ValueType  # 3
+"""A mismatch is kept where the target is unsure and agrees with the next draft tokens."""
+ACCEPTANCE_POLICY_FLY_GATE: AcceptancePolicy.ValueType  # 4
+"""A mismatch is kept where the target is unsure."""
+ACCEPTANCE_POLICY_RANDOM: AcceptancePolicy.ValueType  # 5
+"""As LVSPEC, with the irrelevant tokens picked at random: a control."""
+Global___AcceptancePolicy: _TypeAlias = AcceptancePolicy  # noqa: Y015
+
+class _RelevancePool:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RelevancePoolEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RelevancePool.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RELEVANCE_POOL_UNSPECIFIED: _RelevancePool.ValueType  # 0
+    """The server's default (PER_ROUND)."""
+    RELEVANCE_POOL_PER_ROUND: _RelevancePool.ValueType  # 1
+    """Those of the round."""
+    RELEVANCE_POOL_RUNNING: _RelevancePool.ValueType  # 2
+    """All of the answer so far."""
+    RELEVANCE_POOL_THRESHOLD: _RelevancePool.ValueType  # 3
+    """None: a draft token is relevant when its relevance reaches a fixed threshold."""
+
+class RelevancePool(_RelevancePool, metaclass=_RelevancePoolEnumTypeWrapper):
+    """Among which draft tokens the relevant share is counted."""
+
+RELEVANCE_POOL_UNSPECIFIED: RelevancePool.ValueType  # 0
+"""The server's default (PER_ROUND)."""
+RELEVANCE_POOL_PER_ROUND: RelevancePool.ValueType  # 1
+"""Those of the round."""
+RELEVANCE_POOL_RUNNING: RelevancePool.ValueType  # 2
+"""All of the answer so far."""
+RELEVANCE_POOL_THRESHOLD: RelevancePool.ValueType  # 3
+"""None: a draft token is relevant when its relevance reaches a fixed threshold."""
+Global___RelevancePool: _TypeAlias = RelevancePool  # noqa: Y015
+
+class _FlyVariant:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FlyVariantEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FlyVariant.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FLY_VARIANT_UNSPECIFIED: _FlyVariant.ValueType  # 0
+    """The server's default (CODE)."""
+    FLY_VARIANT_CODE: _FlyVariant.ValueType  # 1
+    """The window begins with the mismatch, as in the authors' code."""
+    FLY_VARIANT_PAPER: _FlyVariant.ValueType  # 2
+    """The window begins after the mismatch, as in the paper."""
+
+class FlyVariant(_FlyVariant, metaclass=_FlyVariantEnumTypeWrapper):
+    """How FLy counts its window."""
+
+FLY_VARIANT_UNSPECIFIED: FlyVariant.ValueType  # 0
+"""The server's default (CODE)."""
+FLY_VARIANT_CODE: FlyVariant.ValueType  # 1
+"""The window begins with the mismatch, as in the authors' code."""
+FLY_VARIANT_PAPER: FlyVariant.ValueType  # 2
+"""The window begins after the mismatch, as in the paper."""
+Global___FlyVariant: _TypeAlias = FlyVariant  # noqa: Y015
 
 class _TokenOrigin:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -116,6 +225,10 @@ class _TokenOriginEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TokenOrig
     """The verifier's token after a fully accepted draft."""
     TOKEN_ORIGIN_PLAIN: _TokenOrigin.ValueType  # 4
     """The verifier's token in a round without drafts, or the first token."""
+    TOKEN_ORIGIN_LOOSE: _TokenOrigin.ValueType  # 5
+    """A draft token kept although the verifier chose another."""
+    TOKEN_ORIGIN_SALVAGED: _TokenOrigin.ValueType  # 6
+    """A draft token kept because it matches the verifier's choices shifted by a few places."""
 
 class TokenOrigin(_TokenOrigin, metaclass=_TokenOriginEnumTypeWrapper):
     """Where a token came from."""
@@ -130,6 +243,10 @@ TOKEN_ORIGIN_BONUS: TokenOrigin.ValueType  # 3
 """The verifier's token after a fully accepted draft."""
 TOKEN_ORIGIN_PLAIN: TokenOrigin.ValueType  # 4
 """The verifier's token in a round without drafts, or the first token."""
+TOKEN_ORIGIN_LOOSE: TokenOrigin.ValueType  # 5
+"""A draft token kept although the verifier chose another."""
+TOKEN_ORIGIN_SALVAGED: TokenOrigin.ValueType  # 6
+"""A draft token kept because it matches the verifier's choices shifted by a few places."""
 Global___TokenOrigin: _TypeAlias = TokenOrigin  # noqa: Y015
 
 class _FinishReason:
@@ -173,7 +290,11 @@ class _GuaranteeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Guarantee.V
     (GetServerInfo), else up to rounding where two tokens are nearly tied.
     """
     GUARANTEE_LOOSE: _Guarantee.ValueType  # 2
-    """Some tokens were accepted by a loose policy."""
+    """Some tokens were kept although the verifier chose others; the statistics say how many."""
+    GUARANTEE_LOSSY_CONTEXT: _Guarantee.ValueType  # 3
+    """As LOSSLESS, but on keys and values of the context that came back from the cold tier in eight bits: on the exact ones the tokens may be
+    others. LOOSE, when both are so; `notes` then tell.
+    """
 
 class Guarantee(_Guarantee, metaclass=_GuaranteeEnumTypeWrapper):
     """What the server promises about an answer's tokens."""
@@ -185,7 +306,11 @@ GUARANTEE_LOSSLESS: Guarantee.ValueType  # 1
 (GetServerInfo), else up to rounding where two tokens are nearly tied.
 """
 GUARANTEE_LOOSE: Guarantee.ValueType  # 2
-"""Some tokens were accepted by a loose policy."""
+"""Some tokens were kept although the verifier chose others; the statistics say how many."""
+GUARANTEE_LOSSY_CONTEXT: Guarantee.ValueType  # 3
+"""As LOSSLESS, but on keys and values of the context that came back from the cold tier in eight bits: on the exact ones the tokens may be
+others. LOOSE, when both are so; `notes` then tell.
+"""
 Global___Guarantee: _TypeAlias = Guarantee  # noqa: Y015
 
 @_typing.final
@@ -215,6 +340,126 @@ class Turn(_message.Message):
 Global___Turn: _TypeAlias = Turn  # noqa: Y015
 
 @_typing.final
+class Acceptance(_message.Message):
+    """What an answer keeps of its drafts. A parameter that the policy does not have: INVALID_ARGUMENT."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    LAMBDA_FIELD_NUMBER: _builtins.int
+    NUM_NEAREST_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    THRESHOLD_FIELD_NUMBER: _builtins.int
+    ENTROPY_THRESHOLD_FIELD_NUMBER: _builtins.int
+    VARIANT_FIELD_NUMBER: _builtins.int
+    GUARD_SPECIAL_FIELD_NUMBER: _builtins.int
+    GUARD_NUMBERS_FIELD_NUMBER: _builtins.int
+    GUARD_NEGATIONS_FIELD_NUMBER: _builtins.int
+    MAX_LOOSE_RUN_FIELD_NUMBER: _builtins.int
+    MIN_PROBABILITY_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    policy: Global___AcceptancePolicy.ValueType
+    """policy of acceptance. One that the server does not allow: INVALID_ARGUMENT."""
+    num_nearest: _builtins.int
+    """num_nearest of LVSPEC: relevance is the mean of so many largest cosines to visual states, 1 to 1024. Unset: the model's own setting."""
+    window: _builtins.int
+    """window: by how many places a relevant token may be shifted (LVSPEC and RANDOM, 0 to 16; unset: 3; 0: not at all), or the length of
+    FLY's window (1 to 16; unset: 6).
+    """
+    pool: Global___RelevancePool.ValueType
+    """pool of LVSPEC."""
+    threshold: _builtins.float
+    """threshold of LVSPEC with pool THRESHOLD, in [-1, 1]. Unset: the value that the model's calibration gives for lambda;
+    FAILED_PRECONDITION when the model has none.
+    """
+    entropy_threshold: _builtins.float
+    """entropy_threshold of FLY and FLY_GATE in nats, at least 0: a mismatch is rejected below it. Unset: 0.3."""
+    variant: Global___FlyVariant.ValueType
+    """variant of FLY."""
+    guard_special: _builtins.bool
+    """guard_special: a mismatch is never kept when either token ends the answer or is markup. Any policy but EXACT. Unset: true."""
+    guard_numbers: _builtins.bool
+    """guard_numbers: the same for digits and number words. Unset: true."""
+    guard_negations: _builtins.bool
+    """guard_negations: the same for words such as "not" and "never". Unset: true."""
+    max_loose_run: _builtins.int
+    """max_loose_run: at most so many kept mismatches in a row; 0: no limit. Any policy but EXACT. Unset: 0."""
+    min_probability: _builtins.float
+    """min_probability: a mismatch is kept only if the target gives the draft token at least this probability, in [0, 1]. Any policy but EXACT.
+    Unset: 0.
+    """
+    seed: _builtins.int
+    """seed of RANDOM. Unset: 0."""
+    def __init__(
+        self,
+        *,
+        policy: Global___AcceptancePolicy.ValueType = ...,
+        num_nearest: _builtins.int | None = ...,
+        window: _builtins.int | None = ...,
+        pool: Global___RelevancePool.ValueType = ...,
+        threshold: _builtins.float | None = ...,
+        entropy_threshold: _builtins.float | None = ...,
+        variant: Global___FlyVariant.ValueType = ...,
+        guard_special: _builtins.bool | None = ...,
+        guard_numbers: _builtins.bool | None = ...,
+        guard_negations: _builtins.bool | None = ...,
+        max_loose_run: _builtins.int | None = ...,
+        min_probability: _builtins.float | None = ...,
+        seed: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_entropy_threshold", b"_entropy_threshold", "_guard_negations", b"_guard_negations", "_guard_numbers", b"_guard_numbers", "_guard_special", b"_guard_special", "_lambda", b"_lambda", "_max_loose_run", b"_max_loose_run", "_min_probability", b"_min_probability", "_num_nearest", b"_num_nearest", "_seed", b"_seed", "_threshold", b"_threshold", "_window", b"_window", "entropy_threshold", b"entropy_threshold", "guard_negations", b"guard_negations", "guard_numbers", b"guard_numbers", "guard_special", b"guard_special", "lambda", b"lambda", "max_loose_run", b"max_loose_run", "min_probability", b"min_probability", "num_nearest", b"num_nearest", "seed", b"seed", "threshold", b"threshold", "window", b"window"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_entropy_threshold", b"_entropy_threshold", "_guard_negations", b"_guard_negations", "_guard_numbers", b"_guard_numbers", "_guard_special", b"_guard_special", "_lambda", b"_lambda", "_max_loose_run", b"_max_loose_run", "_min_probability", b"_min_probability", "_num_nearest", b"_num_nearest", "_seed", b"_seed", "_threshold", b"_threshold", "_window", b"_window", "entropy_threshold", b"entropy_threshold", "guard_negations", b"guard_negations", "guard_numbers", b"guard_numbers", "guard_special", b"guard_special", "lambda", b"lambda", "max_loose_run", b"max_loose_run", "min_probability", b"min_probability", "num_nearest", b"num_nearest", "policy", b"policy", "pool", b"pool", "seed", b"seed", "threshold", b"threshold", "variant", b"variant", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__entropy_threshold: _TypeAlias = _typing.Literal["entropy_threshold"]  # noqa: Y015
+    _WhichOneofArgType__entropy_threshold: _TypeAlias = _typing.Literal["_entropy_threshold", b"_entropy_threshold"]  # noqa: Y015
+    _WhichOneofReturnType__guard_negations: _TypeAlias = _typing.Literal["guard_negations"]  # noqa: Y015
+    _WhichOneofArgType__guard_negations: _TypeAlias = _typing.Literal["_guard_negations", b"_guard_negations"]  # noqa: Y015
+    _WhichOneofReturnType__guard_numbers: _TypeAlias = _typing.Literal["guard_numbers"]  # noqa: Y015
+    _WhichOneofArgType__guard_numbers: _TypeAlias = _typing.Literal["_guard_numbers", b"_guard_numbers"]  # noqa: Y015
+    _WhichOneofReturnType__guard_special: _TypeAlias = _typing.Literal["guard_special"]  # noqa: Y015
+    _WhichOneofArgType__guard_special: _TypeAlias = _typing.Literal["_guard_special", b"_guard_special"]  # noqa: Y015
+    _WhichOneofReturnType__lambda: _TypeAlias = _typing.Literal["lambda"]  # noqa: Y015
+    _WhichOneofArgType__lambda: _TypeAlias = _typing.Literal["_lambda", b"_lambda"]  # noqa: Y015
+    _WhichOneofReturnType__max_loose_run: _TypeAlias = _typing.Literal["max_loose_run"]  # noqa: Y015
+    _WhichOneofArgType__max_loose_run: _TypeAlias = _typing.Literal["_max_loose_run", b"_max_loose_run"]  # noqa: Y015
+    _WhichOneofReturnType__min_probability: _TypeAlias = _typing.Literal["min_probability"]  # noqa: Y015
+    _WhichOneofArgType__min_probability: _TypeAlias = _typing.Literal["_min_probability", b"_min_probability"]  # noqa: Y015
+    _WhichOneofReturnType__num_nearest: _TypeAlias = _typing.Literal["num_nearest"]  # noqa: Y015
+    _WhichOneofArgType__num_nearest: _TypeAlias = _typing.Literal["_num_nearest", b"_num_nearest"]  # noqa: Y015
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
+    _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
+    _WhichOneofReturnType__window: _TypeAlias = _typing.Literal["window"]  # noqa: Y015
+    _WhichOneofArgType__window: _TypeAlias = _typing.Literal["_window", b"_window"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__entropy_threshold) -> _WhichOneofReturnType__entropy_threshold | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__guard_negations) -> _WhichOneofReturnType__guard_negations | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__guard_numbers) -> _WhichOneofReturnType__guard_numbers | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__guard_special) -> _WhichOneofReturnType__guard_special | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lambda) -> _WhichOneofReturnType__lambda | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_loose_run) -> _WhichOneofReturnType__max_loose_run | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_probability) -> _WhichOneofReturnType__min_probability | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_nearest) -> _WhichOneofReturnType__num_nearest | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__window) -> _WhichOneofReturnType__window | None: ...
+
+Global___Acceptance: _TypeAlias = Acceptance  # noqa: Y015
+
+@_typing.final
 class Drafting(_message.Message):
     """How an answer is drafted. Never changes the answer's tokens under an exact policy."""
 
@@ -227,9 +472,13 @@ class Drafting(_message.Message):
     mode: Global___DraftMode.ValueType
     """mode of drafting."""
     num_draft_tokens: _builtins.int
-    """num_draft_tokens per round, 1 to 16. Unset: the server's default. Outside: INVALID_ARGUMENT."""
+    """num_draft_tokens per round, 1 to 16. Unset: under the exact policy, where the server adapts (ServerLimits.adapts_draft_length), a length that
+    follows measured costs and acceptance, 0 where drafting does not pay; otherwise the server's default. Outside: INVALID_ARGUMENT.
+    """
     visual_budget: _builtins.float
-    """visual_budget is the share of visual tokens the sparse drafter keeps, in [0, 1]. Unset: the server's default. Outside: INVALID_ARGUMENT."""
+    """visual_budget is the share of visual tokens the drafter keeps, in [0, 1]. Unset: the server's default, which for SMALL is another than
+    for the rest. Outside: INVALID_ARGUMENT.
+    """
     selection: Global___SelectionMethod.ValueType
     """selection of those tokens."""
     def __init__(
@@ -269,6 +518,10 @@ class AskRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     DRAFTING_FIELD_NUMBER: _builtins.int
     EXPLAIN_FIELD_NUMBER: _builtins.int
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    KEEP_TURNS_FIELD_NUMBER: _builtins.int
+    BRANCH_OF_FIELD_NUMBER: _builtins.int
+    ACCEPTANCE_FIELD_NUMBER: _builtins.int
     context: _builtins.str
     """context "contexts/{id}" to ask about. Malformed: INVALID_ARGUMENT."""
     question: _builtins.str
@@ -276,7 +529,18 @@ class AskRequest(_message.Message):
     max_tokens: _builtins.int
     """max_tokens of the answer, 1 to the server's ceiling. Unset: the server's default. Outside: INVALID_ARGUMENT."""
     explain: _builtins.bool
-    """explain asks for the origin of every token."""
+    """explain asks for the origin of every token, and for what the policy knew about it."""
+    conversation: _builtins.str
+    """conversation to continue or begin, an id of the caller's choice: 1 to 128 of A-Z, a-z, 0-9, "-", "_". The server keeps its turns and any
+    gateway can go on with it; history must be empty then, and context may be once the conversation exists. Empty: nothing is kept.
+    UNAVAILABLE: conversations cannot be reached now.
+    """
+    keep_turns: _builtins.int
+    """keep_turns of the conversation: later ones are forgotten before this one is asked (one less than there are: the last answer again).
+    Unset: all. More than there are: INVALID_ARGUMENT.
+    """
+    branch_of: _builtins.str
+    """branch_of is another conversation whose turns this one begins with; conversation must not exist yet. NOT_FOUND when branch_of does not."""
     @_builtins.property
     def history(self) -> _containers.RepeatedCompositeFieldContainer[Global___Turn]:
         """history of earlier turns on the same video, oldest first, ending with the model's."""
@@ -293,6 +557,10 @@ class AskRequest(_message.Message):
     def drafting(self) -> Global___Drafting:
         """drafting of tokens."""
 
+    @_builtins.property
+    def acceptance(self) -> Global___Acceptance:
+        """acceptance of draft tokens."""
+
     def __init__(
         self,
         *,
@@ -304,13 +572,22 @@ class AskRequest(_message.Message):
         sampling: _sampling_pb2.SamplingParams | None = ...,
         drafting: Global___Drafting | None = ...,
         explain: _builtins.bool = ...,
+        conversation: _builtins.str = ...,
+        keep_turns: _builtins.int | None = ...,
+        branch_of: _builtins.str = ...,
+        acceptance: Global___Acceptance | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "drafting", b"drafting", "max_tokens", b"max_tokens", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_turns", b"_keep_turns", "_max_tokens", b"_max_tokens", "acceptance", b"acceptance", "drafting", b"drafting", "keep_turns", b"keep_turns", "max_tokens", b"max_tokens", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "context", b"context", "drafting", b"drafting", "explain", b"explain", "history", b"history", "max_tokens", b"max_tokens", "question", b"question", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_turns", b"_keep_turns", "_max_tokens", b"_max_tokens", "acceptance", b"acceptance", "branch_of", b"branch_of", "context", b"context", "conversation", b"conversation", "drafting", b"drafting", "explain", b"explain", "history", b"history", "keep_turns", b"keep_turns", "max_tokens", b"max_tokens", "question", b"question", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__keep_turns: _TypeAlias = _typing.Literal["keep_turns"]  # noqa: Y015
+    _WhichOneofArgType__keep_turns: _TypeAlias = _typing.Literal["_keep_turns", b"_keep_turns"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_turns) -> _WhichOneofReturnType__keep_turns | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
 
 Global___AskRequest: _TypeAlias = AskRequest  # noqa: Y015
@@ -361,23 +638,102 @@ class AnswerStarted(_message.Message):
 
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    FETCH_FIELD_NUMBER: _builtins.int
     num_prompt_tokens: _builtins.int
     """num_prompt_tokens of context, history and question."""
     num_cached_tokens: _builtins.int
-    """num_cached_tokens of those that came from the context and were not computed for this question."""
+    """num_cached_tokens of those that came from the context, or from earlier turns of a conversation that the server keeps, and were not
+    computed for this question.
+    """
+    @_builtins.property
+    def fetch(self) -> _contexts_pb2.ContextFetch:
+        """fetch says how the verifier came by the context for this answer, and what the other ways would have cost."""
+
     def __init__(
         self,
         *,
         num_prompt_tokens: _builtins.int = ...,
         num_cached_tokens: _builtins.int = ...,
+        fetch: _contexts_pb2.ContextFetch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fetch", b"fetch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "num_prompt_tokens", b"num_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fetch", b"fetch", "num_cached_tokens", b"num_cached_tokens", "num_prompt_tokens", b"num_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AnswerStarted: _TypeAlias = AnswerStarted  # noqa: Y015
+
+@_typing.final
+class TokenDetail(_message.Message):
+    """What is known about a token of an answer. Scores are set where the verifier was asked for them: when explain is on, or the policy
+    needs them; the first token has none.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    RELEVANCE_FIELD_NUMBER: _builtins.int
+    ENTROPY_FIELD_NUMBER: _builtins.int
+    LOG_PROBABILITY_FIELD_NUMBER: _builtins.int
+    TARGET_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    TARGET_TEXT_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    DRAFT_TEXT_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """round that committed the token; 0 for the first token."""
+    relevance: _builtins.float
+    """relevance of the token's place to the video: mean of the largest cosines to visual states, -1 to 1. Unset: not measured."""
+    entropy: _builtins.float
+    """entropy of the target over its three likeliest tokens at that place, in nats. Unset: not measured."""
+    log_probability: _builtins.float
+    """log_probability that the target gives the token, natural logarithm. Unset: not measured."""
+    target_token_id: _builtins.int
+    """target_token_id is what the verifier would have chosen; set only where it is another (LOOSE, SALVAGED)."""
+    target_text: _builtins.str
+    """target_text of that token on its own."""
+    draft_token_id: _builtins.int
+    """draft_token_id is what was drafted; set only where it was rejected (RECOVERED)."""
+    draft_text: _builtins.str
+    """draft_text of that token on its own."""
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        relevance: _builtins.float | None = ...,
+        entropy: _builtins.float | None = ...,
+        log_probability: _builtins.float | None = ...,
+        target_token_id: _builtins.int | None = ...,
+        target_text: _builtins.str = ...,
+        draft_token_id: _builtins.int | None = ...,
+        draft_text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_draft_token_id", b"_draft_token_id", "_entropy", b"_entropy", "_log_probability", b"_log_probability", "_relevance", b"_relevance", "_target_token_id", b"_target_token_id", "draft_token_id", b"draft_token_id", "entropy", b"entropy", "log_probability", b"log_probability", "relevance", b"relevance", "target_token_id", b"target_token_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft_token_id", b"_draft_token_id", "_entropy", b"_entropy", "_log_probability", b"_log_probability", "_relevance", b"_relevance", "_target_token_id", b"_target_token_id", "draft_text", b"draft_text", "draft_token_id", b"draft_token_id", "entropy", b"entropy", "log_probability", b"log_probability", "relevance", b"relevance", "round", b"round", "target_text", b"target_text", "target_token_id", b"target_token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__draft_token_id: _TypeAlias = _typing.Literal["draft_token_id"]  # noqa: Y015
+    _WhichOneofArgType__draft_token_id: _TypeAlias = _typing.Literal["_draft_token_id", b"_draft_token_id"]  # noqa: Y015
+    _WhichOneofReturnType__entropy: _TypeAlias = _typing.Literal["entropy"]  # noqa: Y015
+    _WhichOneofArgType__entropy: _TypeAlias = _typing.Literal["_entropy", b"_entropy"]  # noqa: Y015
+    _WhichOneofReturnType__log_probability: _TypeAlias = _typing.Literal["log_probability"]  # noqa: Y015
+    _WhichOneofArgType__log_probability: _TypeAlias = _typing.Literal["_log_probability", b"_log_probability"]  # noqa: Y015
+    _WhichOneofReturnType__relevance: _TypeAlias = _typing.Literal["relevance"]  # noqa: Y015
+    _WhichOneofArgType__relevance: _TypeAlias = _typing.Literal["_relevance", b"_relevance"]  # noqa: Y015
+    _WhichOneofReturnType__target_token_id: _TypeAlias = _typing.Literal["target_token_id"]  # noqa: Y015
+    _WhichOneofArgType__target_token_id: _TypeAlias = _typing.Literal["_target_token_id", b"_target_token_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__draft_token_id) -> _WhichOneofReturnType__draft_token_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__entropy) -> _WhichOneofReturnType__entropy | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__log_probability) -> _WhichOneofReturnType__log_probability | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__relevance) -> _WhichOneofReturnType__relevance | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__target_token_id) -> _WhichOneofReturnType__target_token_id | None: ...
+
+Global___TokenDetail: _TypeAlias = TokenDetail  # noqa: Y015
 
 @_typing.final
 class AnswerDelta(_message.Message):
@@ -389,6 +745,7 @@ class AnswerDelta(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     ORIGINS_FIELD_NUMBER: _builtins.int
     TOKEN_TEXTS_FIELD_NUMBER: _builtins.int
+    DETAILS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """text to append; never half a character, never part of a stop string."""
     @_builtins.property
@@ -403,6 +760,10 @@ class AnswerDelta(_message.Message):
     def token_texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """token_texts of token_ids, one each, when explain was asked: the text that each token added (may be empty inside a character)."""
 
+    @_builtins.property
+    def details(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenDetail]:
+        """details of token_ids, one each, when explain was asked."""
+
     def __init__(
         self,
         *,
@@ -410,10 +771,11 @@ class AnswerDelta(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         origins: _abc.Iterable[Global___TokenOrigin.ValueType] | None = ...,
         token_texts: _abc.Iterable[_builtins.str] | None = ...,
+        details: _abc.Iterable[Global___TokenDetail] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["origins", b"origins", "text", b"text", "token_ids", b"token_ids", "token_texts", b"token_texts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["details", b"details", "origins", b"origins", "text", b"text", "token_ids", b"token_ids", "token_texts", b"token_texts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -432,6 +794,9 @@ class AnswerFinished(_message.Message):
     STATS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
+    NUM_CONVERSATION_TURNS_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    LOOSE_POSITIONS_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     """finish_reason of the answer."""
     guarantee: Global___Guarantee.ValueType
@@ -442,6 +807,10 @@ class AnswerFinished(_message.Message):
     """num_output_tokens sent in deltas."""
     seed: _builtins.int
     """seed that was used, when temperature was above 0."""
+    num_conversation_turns: _builtins.int
+    """num_conversation_turns that are kept now, this one included; 0 without a conversation, or when this turn could not be kept (see notes)."""
+    policy: Global___AcceptancePolicy.ValueType
+    """policy that decided what was kept."""
     @_builtins.property
     def stats(self) -> Global___AnswerStats:
         """stats of drafting and time."""
@@ -449,6 +818,10 @@ class AnswerFinished(_message.Message):
     @_builtins.property
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """notes for people, such as the loss of the drafter in the middle of the answer."""
+
+    @_builtins.property
+    def loose_positions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """loose_positions: which of the answer's tokens, counted from 0, are LOOSE or SALVAGED; only when explain was asked."""
 
     def __init__(
         self,
@@ -460,10 +833,13 @@ class AnswerFinished(_message.Message):
         stats: Global___AnswerStats | None = ...,
         seed: _builtins.int | None = ...,
         notes: _abc.Iterable[_builtins.str] | None = ...,
+        num_conversation_turns: _builtins.int = ...,
+        policy: Global___AcceptancePolicy.ValueType = ...,
+        loose_positions: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "seed", b"seed", "stats", b"stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "finish_reason", b"finish_reason", "guarantee", b"guarantee", "notes", b"notes", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "seed", b"seed", "stats", b"stats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "finish_reason", b"finish_reason", "guarantee", b"guarantee", "loose_positions", b"loose_positions", "notes", b"notes", "num_conversation_turns", b"num_conversation_turns", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "policy", b"policy", "seed", b"seed", "stats", b"stats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
@@ -491,6 +867,8 @@ class AnswerStats(_message.Message):
     OVERHEAD_MS_FIELD_NUMBER: _builtins.int
     DECODE_MS_FIELD_NUMBER: _builtins.int
     ROUND_OVERHEAD_MS_FIELD_NUMBER: _builtins.int
+    NUM_SALVAGED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ROUNDS_PER_DRAFT_LENGTH_FIELD_NUMBER: _builtins.int
     draft_mode: Global___DraftMode.ValueType
     """draft_mode that was used at the end."""
     num_rounds: _builtins.int
@@ -502,7 +880,7 @@ class AnswerStats(_message.Message):
     num_accepted_tokens: _builtins.int
     """num_accepted_tokens of them."""
     num_loose_tokens: _builtins.int
-    """num_loose_tokens accepted by a loose policy although the target chose another."""
+    """num_loose_tokens of them that were kept although the target chose another, salvaged ones included."""
     time_to_first_token_ms: _builtins.float
     """time_to_first_token_ms from the arrival of the request."""
     prefill_ms: _builtins.float
@@ -515,6 +893,8 @@ class AnswerStats(_message.Message):
     """overhead_ms: all time between the first token and the end that is not model time."""
     decode_ms: _builtins.float
     """decode_ms between the first token and the end."""
+    num_salvaged_tokens: _builtins.int
+    """num_salvaged_tokens of the loose ones that match the target's choices shifted by a few places."""
     @_builtins.property
     def num_accepted_tokens_per_pos(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """num_accepted_tokens_per_pos: at index i, in how many rounds draft position i was accepted."""
@@ -522,6 +902,10 @@ class AnswerStats(_message.Message):
     @_builtins.property
     def round_overhead_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """round_overhead_ms of each round: its duration less model time."""
+
+    @_builtins.property
+    def num_rounds_per_draft_length(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """num_rounds_per_draft_length: at index k, how many rounds had a draft of k tokens."""
 
     def __init__(
         self,
@@ -540,10 +924,12 @@ class AnswerStats(_message.Message):
         overhead_ms: _builtins.float = ...,
         decode_ms: _builtins.float = ...,
         round_overhead_ms: _abc.Iterable[_builtins.float] | None = ...,
+        num_salvaged_tokens: _builtins.int = ...,
+        num_rounds_per_draft_length: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_ms", b"decode_ms", "draft_mode", b"draft_mode", "draft_ms", b"draft_ms", "num_accepted_tokens", b"num_accepted_tokens", "num_accepted_tokens_per_pos", b"num_accepted_tokens_per_pos", "num_draft_rounds", b"num_draft_rounds", "num_draft_tokens", b"num_draft_tokens", "num_loose_tokens", b"num_loose_tokens", "num_rounds", b"num_rounds", "overhead_ms", b"overhead_ms", "prefill_ms", b"prefill_ms", "round_overhead_ms", b"round_overhead_ms", "time_to_first_token_ms", b"time_to_first_token_ms", "verify_ms", b"verify_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_ms", b"decode_ms", "draft_mode", b"draft_mode", "draft_ms", b"draft_ms", "num_accepted_tokens", b"num_accepted_tokens", "num_accepted_tokens_per_pos", b"num_accepted_tokens_per_pos", "num_draft_rounds", b"num_draft_rounds", "num_draft_tokens", b"num_draft_tokens", "num_loose_tokens", b"num_loose_tokens", "num_rounds", b"num_rounds", "num_rounds_per_draft_length", b"num_rounds_per_draft_length", "num_salvaged_tokens", b"num_salvaged_tokens", "overhead_ms", b"overhead_ms", "prefill_ms", b"prefill_ms", "round_overhead_ms", b"round_overhead_ms", "time_to_first_token_ms", b"time_to_first_token_ms", "verify_ms", b"verify_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -572,6 +958,26 @@ class GetServerInfoResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ContextCountersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     VERSION_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
@@ -583,6 +989,15 @@ class GetServerInfoResponse(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     POOL_BYTES_FIELD_NUMBER: _builtins.int
     POOL_USED_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_VERIFIERS_FIELD_NUMBER: _builtins.int
+    REGISTRY_FIELD_NUMBER: _builtins.int
+    HAS_COLD_TIER_FIELD_NUMBER: _builtins.int
+    CONTEXT_COUNTERS_FIELD_NUMBER: _builtins.int
+    DRAFT_MODES_FIELD_NUMBER: _builtins.int
+    DEFAULT_POLICY_FIELD_NUMBER: _builtins.int
+    ALLOWED_POLICIES_FIELD_NUMBER: _builtins.int
+    MAX_LAMBDA_FIELD_NUMBER: _builtins.int
+    RELEVANCE_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """version of Foveate."""
     model: _builtins.str
@@ -603,9 +1018,35 @@ class GetServerInfoResponse(_message.Message):
     """pool_bytes of KV memory."""
     pool_used_bytes: _builtins.int
     """pool_used_bytes of it."""
+    num_verifiers: _builtins.int
+    """num_verifiers that are ready; pool_bytes and pool_used_bytes are their sums."""
+    registry: _builtins.str
+    """registry of contexts' holders and conversations: "memory" of this gateway, or "redis"."""
+    has_cold_tier: _builtins.bool
+    """has_cold_tier is true when verifiers keep contexts in Redis as well."""
+    default_policy: Global___AcceptancePolicy.ValueType
+    """default_policy of acceptance."""
+    max_lambda: _builtins.float
+    """max_lambda that a request may ask for."""
     @_builtins.property
     def limits(self) -> Global___ServerLimits:
         """limits that requests are held to."""
+
+    @_builtins.property
+    def context_counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """context_counters by name, summed over this gateway and its verifiers since their start; docs/contexts.md lists them."""
+
+    @_builtins.property
+    def draft_modes(self) -> _containers.RepeatedScalarFieldContainer[Global___DraftMode.ValueType]:
+        """draft_modes that requests can ask for now; NGRAM and OFF are always among them."""
+
+    @_builtins.property
+    def allowed_policies(self) -> _containers.RepeatedScalarFieldContainer[Global___AcceptancePolicy.ValueType]:
+        """allowed_policies of acceptance."""
+
+    @_builtins.property
+    def relevance(self) -> Global___RelevanceInfo:
+        """relevance of the model."""
 
     def __init__(
         self,
@@ -621,14 +1062,63 @@ class GetServerInfoResponse(_message.Message):
         limits: Global___ServerLimits | None = ...,
         pool_bytes: _builtins.int = ...,
         pool_used_bytes: _builtins.int = ...,
+        num_verifiers: _builtins.int = ...,
+        registry: _builtins.str = ...,
+        has_cold_tier: _builtins.bool = ...,
+        context_counters: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        draft_modes: _abc.Iterable[Global___DraftMode.ValueType] | None = ...,
+        default_policy: Global___AcceptancePolicy.ValueType = ...,
+        allowed_policies: _abc.Iterable[Global___AcceptancePolicy.ValueType] | None = ...,
+        max_lambda: _builtins.float = ...,
+        relevance: Global___RelevanceInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "relevance", b"relevance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_kernel", b"attention_kernel", "deterministic", b"deterministic", "device", b"device", "drafter_ready", b"drafter_ready", "kv_transport", b"kv_transport", "limits", b"limits", "model", b"model", "model_fingerprint", b"model_fingerprint", "pool_bytes", b"pool_bytes", "pool_used_bytes", b"pool_used_bytes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_policies", b"allowed_policies", "attention_kernel", b"attention_kernel", "context_counters", b"context_counters", "default_policy", b"default_policy", "deterministic", b"deterministic", "device", b"device", "draft_modes", b"draft_modes", "drafter_ready", b"drafter_ready", "has_cold_tier", b"has_cold_tier", "kv_transport", b"kv_transport", "limits", b"limits", "max_lambda", b"max_lambda", "model", b"model", "model_fingerprint", b"model_fingerprint", "num_verifiers", b"num_verifiers", "pool_bytes", b"pool_bytes", "pool_used_bytes", b"pool_used_bytes", "registry", b"registry", "relevance", b"relevance", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetServerInfoResponse: _TypeAlias = GetServerInfoResponse  # noqa: Y015
+
+@_typing.final
+class RelevanceInfo(_message.Message):
+    """How a model's relevance is measured: settings chosen by measurement, kept with the checkpoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYER_FIELD_NUMBER: _builtins.int
+    AT_PREDICTING_FIELD_NUMBER: _builtins.int
+    IS_CENTRED_FIELD_NUMBER: _builtins.int
+    NUM_NEAREST_FIELD_NUMBER: _builtins.int
+    QUANTILES_FIELD_NUMBER: _builtins.int
+    layer: _builtins.int
+    """layer whose hidden states are compared: 0 is the embedding, the number of layers is after the final norm."""
+    at_predicting: _builtins.bool
+    """at_predicting: a draft token's state is taken where it is predicted; else where it is read."""
+    is_centred: _builtins.bool
+    """is_centred: the mean visual state is subtracted on both sides."""
+    num_nearest: _builtins.int
+    """num_nearest visual states that are averaged by default."""
+    @_builtins.property
+    def quantiles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """quantiles of relevance on the calibration answers, evenly spaced from the smallest to the largest; none: not calibrated."""
+
+    def __init__(
+        self,
+        *,
+        layer: _builtins.int = ...,
+        at_predicting: _builtins.bool = ...,
+        is_centred: _builtins.bool = ...,
+        num_nearest: _builtins.int = ...,
+        quantiles: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_predicting", b"at_predicting", "is_centred", b"is_centred", "layer", b"layer", "num_nearest", b"num_nearest", "quantiles", b"quantiles"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelevanceInfo: _TypeAlias = RelevanceInfo  # noqa: Y015
 
 @_typing.final
 class ServerLimits(_message.Message):
@@ -645,6 +1135,7 @@ class ServerLimits(_message.Message):
     DEFAULT_NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     DEFAULT_VISUAL_BUDGET_FIELD_NUMBER: _builtins.int
     DEFAULT_FPS_FIELD_NUMBER: _builtins.int
+    ADAPTS_DRAFT_LENGTH_FIELD_NUMBER: _builtins.int
     max_upload_bytes: _builtins.int
     """max_upload_bytes of a video file."""
     max_frames: _builtins.int
@@ -658,11 +1149,13 @@ class ServerLimits(_message.Message):
     default_max_tokens: _builtins.int
     """default_max_tokens of an answer."""
     default_num_draft_tokens: _builtins.int
-    """default_num_draft_tokens per round."""
+    """default_num_draft_tokens per round, or of the first round where the length adapts."""
     default_visual_budget: _builtins.float
     """default_visual_budget of the sparse drafter."""
     default_fps: _builtins.float
     """default_fps of frame sampling."""
+    adapts_draft_length: _builtins.bool
+    """adapts_draft_length tells that answers under the exact policy whose request names no num_draft_tokens choose it round by round."""
     def __init__(
         self,
         *,
@@ -675,10 +1168,11 @@ class ServerLimits(_message.Message):
         default_num_draft_tokens: _builtins.int = ...,
         default_visual_budget: _builtins.float = ...,
         default_fps: _builtins.float = ...,
+        adapts_draft_length: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_fps", b"default_fps", "default_max_tokens", b"default_max_tokens", "default_num_draft_tokens", b"default_num_draft_tokens", "default_visual_budget", b"default_visual_budget", "max_draft_tokens", b"max_draft_tokens", "max_frames", b"max_frames", "max_thread_tokens", b"max_thread_tokens", "max_upload_bytes", b"max_upload_bytes", "max_visual_tokens", b"max_visual_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapts_draft_length", b"adapts_draft_length", "default_fps", b"default_fps", "default_max_tokens", b"default_max_tokens", "default_num_draft_tokens", b"default_num_draft_tokens", "default_visual_budget", b"default_visual_budget", "max_draft_tokens", b"max_draft_tokens", "max_frames", b"max_frames", "max_thread_tokens", b"max_thread_tokens", "max_upload_bytes", b"max_upload_bytes", "max_visual_tokens", b"max_visual_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

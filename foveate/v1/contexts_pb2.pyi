@@ -20,6 +20,42 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _ContextSource:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ContextSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ContextSource.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CONTEXT_SOURCE_UNSPECIFIED: _ContextSource.ValueType  # 0
+    """Unset; never sent in an answer."""
+    CONTEXT_SOURCE_POOL: _ContextSource.ValueType  # 1
+    """It was in the verifier's pool already."""
+    CONTEXT_SOURCE_COLD_KV: _ContextSource.ValueType  # 2
+    """The keys and values were read from the cold tier, bit for bit."""
+    CONTEXT_SOURCE_COLD_EMBEDDINGS: _ContextSource.ValueType  # 3
+    """The vision tower's output was read from the cold tier; the text model prefilled it."""
+    CONTEXT_SOURCE_MEDIA: _ContextSource.ValueType  # 4
+    """The video file was decoded, encoded and prefilled."""
+    CONTEXT_SOURCE_COLD_KV_INT8: _ContextSource.ValueType  # 5
+    """Keys and values were read from the cold tier in eight bits: close to those that were written, not equal."""
+
+class ContextSource(_ContextSource, metaclass=_ContextSourceEnumTypeWrapper):
+    """How a verifier came by a context's keys and values; also the forms in which a context is kept outside a verifier's memory."""
+
+CONTEXT_SOURCE_UNSPECIFIED: ContextSource.ValueType  # 0
+"""Unset; never sent in an answer."""
+CONTEXT_SOURCE_POOL: ContextSource.ValueType  # 1
+"""It was in the verifier's pool already."""
+CONTEXT_SOURCE_COLD_KV: ContextSource.ValueType  # 2
+"""The keys and values were read from the cold tier, bit for bit."""
+CONTEXT_SOURCE_COLD_EMBEDDINGS: ContextSource.ValueType  # 3
+"""The vision tower's output was read from the cold tier; the text model prefilled it."""
+CONTEXT_SOURCE_MEDIA: ContextSource.ValueType  # 4
+"""The video file was decoded, encoded and prefilled."""
+CONTEXT_SOURCE_COLD_KV_INT8: ContextSource.ValueType  # 5
+"""Keys and values were read from the cold tier in eight bits: close to those that were written, not equal."""
+Global___ContextSource: _TypeAlias = ContextSource  # noqa: Y015
+
 class _ContextStage:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -51,6 +87,30 @@ CONTEXT_STAGE_ENCODE: ContextStage.ValueType  # 3
 CONTEXT_STAGE_PREFILL: ContextStage.ValueType  # 4
 """Prefilling the text model, in tokens."""
 Global___ContextStage: _TypeAlias = ContextStage  # noqa: Y015
+
+class _ContextState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ContextStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ContextState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CONTEXT_STATE_UNSPECIFIED: _ContextState.ValueType  # 0
+    """Unset; never sent."""
+    CONTEXT_STATE_READY: _ContextState.ValueType  # 1
+    """In a verifier's pool: the next question starts at once."""
+    CONTEXT_STATE_COLD: _ContextState.ValueType  # 2
+    """In the cold tier only: the next question brings it back first."""
+
+class ContextState(_ContextState, metaclass=_ContextStateEnumTypeWrapper):
+    """Where a context is in its life."""
+
+CONTEXT_STATE_UNSPECIFIED: ContextState.ValueType  # 0
+"""Unset; never sent."""
+CONTEXT_STATE_READY: ContextState.ValueType  # 1
+"""In a verifier's pool: the next question starts at once."""
+CONTEXT_STATE_COLD: ContextState.ValueType  # 2
+"""In the cold tier only: the next question brings it back first."""
+Global___ContextState: _TypeAlias = ContextState  # noqa: Y015
 
 @_typing.final
 class FrameSampling(_message.Message):
@@ -95,19 +155,23 @@ class Upload(_message.Message):
 
     FILENAME_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
     filename: _builtins.str
     """filename is only used in messages; it may be empty."""
     total_bytes: _builtins.int
     """total_bytes announced by the sender; 0 when unknown. Over the server's limit: RESOURCE_EXHAUSTED before any chunk is read."""
+    sha256: _builtins.str
+    """sha256 of the whole file, 64 hex digits; empty when unknown. Other bytes than these: INVALID_ARGUMENT (DIGEST_MISMATCH)."""
     def __init__(
         self,
         *,
         filename: _builtins.str = ...,
         total_bytes: _builtins.int = ...,
+        sha256: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["filename", b"filename", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filename", b"filename", "sha256", b"sha256", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -121,9 +185,20 @@ class ContextSpec(_message.Message):
 
     UPLOAD_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
+    URL_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     """path of a file below the verifier's media root, relative to it. Outside: INVALID_ARGUMENT."""
+    url: _builtins.str
+    """url of a file, https, on a host that the server was told to fetch from (none by default). Anything else, also behind a redirect:
+    INVALID_ARGUMENT (URL_REFUSED). Larger or slower than the server allows: RESOURCE_EXHAUSTED.
+    """
+    request_id: _builtins.str
+    """request_id of the caller's choice, 1 to 128 of A-Z, a-z, 0-9, "-", "_"; empty: none. The same request sent again is not done twice: what
+    has arrived of a broken-off upload is kept for ten minutes, and the first `progress` says how many bytes that is (send the next chunk
+    from there, or all from 0); once done, its context is returned without an upload. Running already: FAILED_PRECONDITION (REQUEST_RUNNING).
+    """
     @_builtins.property
     def upload(self) -> Global___Upload:
         """upload: the bytes follow as chunks."""
@@ -137,17 +212,81 @@ class ContextSpec(_message.Message):
         *,
         upload: Global___Upload | None = ...,
         path: _builtins.str = ...,
+        url: _builtins.str = ...,
         sampling: Global___FrameSampling | None = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "sampling", b"sampling", "source", b"source", "upload", b"upload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "sampling", b"sampling", "source", b"source", "upload", b"upload", "url", b"url"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "sampling", b"sampling", "source", b"source", "upload", b"upload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "request_id", b"request_id", "sampling", b"sampling", "source", b"source", "upload", b"upload", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["upload", "path"]  # noqa: Y015
+    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["upload", "path", "url"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
 
 Global___ContextSpec: _TypeAlias = ContextSpec  # noqa: Y015
+
+@_typing.final
+class ContextCost(_message.Message):
+    """What coming by a context from one source would cost, as measured by this verifier."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    ESTIMATED_MS_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    source: Global___ContextSource.ValueType
+    """source of the context."""
+    estimated_ms: _builtins.float
+    """estimated_ms it would take."""
+    num_bytes: _builtins.int
+    """num_bytes that would be read from outside the verifier."""
+    def __init__(
+        self,
+        *,
+        source: Global___ContextSource.ValueType = ...,
+        estimated_ms: _builtins.float = ...,
+        num_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["estimated_ms", b"estimated_ms", "num_bytes", b"num_bytes", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ContextCost: _TypeAlias = ContextCost  # noqa: Y015
+
+@_typing.final
+class ContextFetch(_message.Message):
+    """How a verifier came by a context, and what the other ways would have cost."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TOOK_MS_FIELD_NUMBER: _builtins.int
+    COSTS_FIELD_NUMBER: _builtins.int
+    source: Global___ContextSource.ValueType
+    """source that was used."""
+    took_ms: _builtins.float
+    """took_ms from the moment the verifier began until the context was ready; 0 from the pool."""
+    @_builtins.property
+    def costs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContextCost]:
+        """costs of every way that was open, the one taken included, cheapest first."""
+
+    def __init__(
+        self,
+        *,
+        source: Global___ContextSource.ValueType = ...,
+        took_ms: _builtins.float = ...,
+        costs: _abc.Iterable[Global___ContextCost] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "source", b"source", "took_ms", b"took_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ContextFetch: _TypeAlias = ContextFetch  # noqa: Y015
 
 @_typing.final
 class MediaChunk(_message.Message):
@@ -158,7 +297,9 @@ class MediaChunk(_message.Message):
     WRITE_OFFSET_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     write_offset: _builtins.int
-    """write_offset of data in the file; chunks arrive in order, without gaps. Otherwise: INVALID_ARGUMENT."""
+    """write_offset of data in the file; chunks arrive in order, without gaps, from 0 or from where a broken-off upload of the same
+    request_id ended. Otherwise: INVALID_ARGUMENT.
+    """
     data: _builtins.bytes
     """data of at most 1 MiB."""
     def __init__(
@@ -357,6 +498,14 @@ class Context(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     REUSED_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
+    NUM_HITS_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
+    FETCH_FIELD_NUMBER: _builtins.int
+    MEDIA_SHA256_FIELD_NUMBER: _builtins.int
+    LOSSY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """name is "contexts/{id}"; id is the SHA-256 over model, preprocessing, sampling and the whole file."""
     num_visual_tokens: _builtins.int
@@ -367,6 +516,18 @@ class Context(_message.Message):
     """kv_bytes held in the pool."""
     reused: _builtins.bool
     """reused is true when CreateContext found the context already prefilled."""
+    state: Global___ContextState.ValueType
+    """state of the context now."""
+    num_hits: _builtins.int
+    """num_hits: how often a question or a creation found it ready in a pool."""
+    pinned: _builtins.bool
+    """pinned contexts do not expire and are not evicted."""
+    media_sha256: _builtins.str
+    """media_sha256 of the video file, hex."""
+    lossy: _builtins.bool
+    """lossy: what a verifier's pool has of it came back in eight bits (COLD_KV_INT8). Answers on it say GUARANTEE_LOSSY_CONTEXT. Creating
+    it again from the video makes it exact.
+    """
     @_builtins.property
     def video(self) -> Global___VideoFacts:
         """video facts."""
@@ -379,6 +540,18 @@ class Context(_message.Message):
     def timings(self) -> Global___ContextTimings:
         """timings of the prefill that made it."""
 
+    @_builtins.property
+    def expire_time(self) -> _timestamp_pb2.Timestamp:
+        """expire_time when it is forgotten everywhere unless it is used before; unset: pinned."""
+
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierUse]:
+        """tiers that hold it, with the bytes held in each; several verifiers' pools add up."""
+
+    @_builtins.property
+    def fetch(self) -> Global___ContextFetch:
+        """fetch says how the verifier came by it; unset for a context that is in no pool."""
+
     def __init__(
         self,
         *,
@@ -390,14 +563,48 @@ class Context(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         reused: _builtins.bool = ...,
         timings: Global___ContextTimings | None = ...,
+        state: Global___ContextState.ValueType = ...,
+        expire_time: _timestamp_pb2.Timestamp | None = ...,
+        tiers: _abc.Iterable[Global___TierUse] | None = ...,
+        num_hits: _builtins.int = ...,
+        pinned: _builtins.bool = ...,
+        fetch: Global___ContextFetch | None = ...,
+        media_sha256: _builtins.str = ...,
+        lossy: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "timings", b"timings", "video", b"video"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "fetch", b"fetch", "timings", b"timings", "video", b"video"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "kv_bytes", b"kv_bytes", "name", b"name", "num_tokens", b"num_tokens", "num_visual_tokens", b"num_visual_tokens", "reused", b"reused", "timings", b"timings", "video", b"video"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "fetch", b"fetch", "kv_bytes", b"kv_bytes", "lossy", b"lossy", "media_sha256", b"media_sha256", "name", b"name", "num_hits", b"num_hits", "num_tokens", b"num_tokens", "num_visual_tokens", b"num_visual_tokens", "pinned", b"pinned", "reused", b"reused", "state", b"state", "tiers", b"tiers", "timings", b"timings", "video", b"video"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Context: _TypeAlias = Context  # noqa: Y015
+
+@_typing.final
+class TierUse(_message.Message):
+    """What a tier holds of a context."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    tier: Global___ContextSource.ValueType
+    """tier: the pool, or the form kept in the cold tier (CONTEXT_SOURCE_MEDIA: the video file)."""
+    num_bytes: _builtins.int
+    """num_bytes held there."""
+    def __init__(
+        self,
+        *,
+        tier: Global___ContextSource.ValueType = ...,
+        num_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_bytes", b"num_bytes", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TierUse: _TypeAlias = TierUse  # noqa: Y015
 
 @_typing.final
 class GetContextRequest(_message.Message):
@@ -453,19 +660,27 @@ class ListContextsRequest(_message.Message):
 
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    MEDIA_SHA256_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     """page_size at most 1000; 0 means 100."""
     page_token: _builtins.str
     """page_token of the previous page; empty for the first. Unknown: INVALID_ARGUMENT."""
+    state: Global___ContextState.ValueType
+    """state to list; unset: all."""
+    media_sha256: _builtins.str
+    """media_sha256 of the video file to list the contexts of, hex; empty: all."""
     def __init__(
         self,
         *,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        state: Global___ContextState.ValueType = ...,
+        media_sha256: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["media_sha256", b"media_sha256", "page_size", b"page_size", "page_token", b"page_token", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -537,3 +752,115 @@ class DeleteContextResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteContextResponse: _TypeAlias = DeleteContextResponse  # noqa: Y015
+
+@_typing.final
+class WatchContextRequest(_message.Message):
+    """Names what to watch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """request_id of a creation."""
+    name: _builtins.str
+    """name "contexts/{id}" of a context that is being made or brought back, or exists."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "request_id", b"request_id", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "request_id", b"request_id", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["request_id", "name"]  # noqa: Y015
+    _WhichOneofArgType_target: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_target) -> _WhichOneofReturnType_target | None: ...
+
+Global___WatchContextRequest: _TypeAlias = WatchContextRequest  # noqa: Y015
+
+@_typing.final
+class WatchContextResponse(_message.Message):
+    """A message of the server from WatchContext."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def progress(self) -> Global___ContextProgress:
+        """progress of the stage that is running."""
+
+    @_builtins.property
+    def context(self) -> Global___Context:
+        """context is ready; last message."""
+
+    def __init__(
+        self,
+        *,
+        progress: Global___ContextProgress | None = ...,
+        context: Global___Context | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "event", b"event", "progress", b"progress"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "event", b"event", "progress", b"progress"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["progress", "context"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___WatchContextResponse: _TypeAlias = WatchContextResponse  # noqa: Y015
+
+@_typing.final
+class TouchContextRequest(_message.Message):
+    """Names the context to keep."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """name "contexts/{id}". Malformed: INVALID_ARGUMENT."""
+    pinned: _builtins.bool
+    """pinned: true keeps the context until it is unpinned or deleted, false unpins it; unset leaves that as it is."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        pinned: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_pinned", b"_pinned", "pinned", b"pinned"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pinned", b"_pinned", "name", b"name", "pinned", b"pinned"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__pinned: _TypeAlias = _typing.Literal["pinned"]  # noqa: Y015
+    _WhichOneofArgType__pinned: _TypeAlias = _typing.Literal["_pinned", b"_pinned"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pinned) -> _WhichOneofReturnType__pinned | None: ...
+
+Global___TouchContextRequest: _TypeAlias = TouchContextRequest  # noqa: Y015
+
+@_typing.final
+class TouchContextResponse(_message.Message):
+    """The context as it is now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def context(self) -> Global___Context:
+        """context that was touched."""
+
+    def __init__(
+        self,
+        *,
+        context: Global___Context | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TouchContextResponse: _TypeAlias = TouchContextResponse  # noqa: Y015

@@ -58,6 +58,16 @@ class ContextServiceStub(object):
                 request_serializer=foveate_dot_v1_dot_contexts__pb2.DeleteContextRequest.SerializeToString,
                 response_deserializer=foveate_dot_v1_dot_contexts__pb2.DeleteContextResponse.FromString,
                 _registered_method=True)
+        self.WatchContext = channel.unary_stream(
+                '/foveate.v1.ContextService/WatchContext',
+                request_serializer=foveate_dot_v1_dot_contexts__pb2.WatchContextRequest.SerializeToString,
+                response_deserializer=foveate_dot_v1_dot_contexts__pb2.WatchContextResponse.FromString,
+                _registered_method=True)
+        self.TouchContext = channel.unary_unary(
+                '/foveate.v1.ContextService/TouchContext',
+                request_serializer=foveate_dot_v1_dot_contexts__pb2.TouchContextRequest.SerializeToString,
+                response_deserializer=foveate_dot_v1_dot_contexts__pb2.TouchContextResponse.FromString,
+                _registered_method=True)
 
 
 class ContextServiceServicer(object):
@@ -79,22 +89,38 @@ class ContextServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetContext(self, request, context):
-        """GetContext returns one context. NOT_FOUND when no verifier holds it.
+        """GetContext returns one context. NOT_FOUND when it is neither in a verifier's memory nor in the cold tier. UNAVAILABLE: it is in no
+        memory, and the cold tier does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListContexts(self, request, context):
-        """ListContexts lists the contexts that are held, newest first.
+        """ListContexts lists the caller's contexts, in memory or in the cold tier, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteContext(self, request, context):
-        """DeleteContext frees a context's memory; answers that are using it go on and the memory follows with the last of them. NOT_FOUND
-        when no verifier holds it.
+        """DeleteContext frees a context's memory and deletes its cold copies; answers that are using it go on and the memory follows with the
+        last of them. NOT_FOUND when it is nowhere.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchContext(self, request, context):
+        """WatchContext streams the progress of a creation that runs, and then its context, as CreateContext does for its own caller. A context that
+        exists comes at once. NOT_FOUND: no such creation, nor context.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TouchContext(self, request, context):
+        """TouchContext puts a context's expiry off, in memory and in the cold tier, and may pin it. NOT_FOUND when it is nowhere.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -122,6 +148,16 @@ def add_ContextServiceServicer_to_server(servicer, server):
                     servicer.DeleteContext,
                     request_deserializer=foveate_dot_v1_dot_contexts__pb2.DeleteContextRequest.FromString,
                     response_serializer=foveate_dot_v1_dot_contexts__pb2.DeleteContextResponse.SerializeToString,
+            ),
+            'WatchContext': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchContext,
+                    request_deserializer=foveate_dot_v1_dot_contexts__pb2.WatchContextRequest.FromString,
+                    response_serializer=foveate_dot_v1_dot_contexts__pb2.WatchContextResponse.SerializeToString,
+            ),
+            'TouchContext': grpc.unary_unary_rpc_method_handler(
+                    servicer.TouchContext,
+                    request_deserializer=foveate_dot_v1_dot_contexts__pb2.TouchContextRequest.FromString,
+                    response_serializer=foveate_dot_v1_dot_contexts__pb2.TouchContextResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -236,6 +272,60 @@ class ContextService(object):
             '/foveate.v1.ContextService/DeleteContext',
             foveate_dot_v1_dot_contexts__pb2.DeleteContextRequest.SerializeToString,
             foveate_dot_v1_dot_contexts__pb2.DeleteContextResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchContext(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/foveate.v1.ContextService/WatchContext',
+            foveate_dot_v1_dot_contexts__pb2.WatchContextRequest.SerializeToString,
+            foveate_dot_v1_dot_contexts__pb2.WatchContextResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TouchContext(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foveate.v1.ContextService/TouchContext',
+            foveate_dot_v1_dot_contexts__pb2.TouchContextRequest.SerializeToString,
+            foveate_dot_v1_dot_contexts__pb2.TouchContextResponse.FromString,
             options,
             channel_credentials,
             insecure,

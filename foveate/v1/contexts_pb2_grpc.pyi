@@ -45,13 +45,21 @@ class ContextServiceStub:
     NOT_FOUND: no file at the path. RESOURCE_EXHAUSTED: upload, frames or tokens over the limit, or no room in the KV pool.
     """
     GetContext: _grpc.UnaryUnaryMultiCallable[_contexts_pb2.GetContextRequest, _contexts_pb2.GetContextResponse]
-    """GetContext returns one context. NOT_FOUND when no verifier holds it."""
-    ListContexts: _grpc.UnaryUnaryMultiCallable[_contexts_pb2.ListContextsRequest, _contexts_pb2.ListContextsResponse]
-    """ListContexts lists the contexts that are held, newest first."""
-    DeleteContext: _grpc.UnaryUnaryMultiCallable[_contexts_pb2.DeleteContextRequest, _contexts_pb2.DeleteContextResponse]
-    """DeleteContext frees a context's memory; answers that are using it go on and the memory follows with the last of them. NOT_FOUND
-    when no verifier holds it.
+    """GetContext returns one context. NOT_FOUND when it is neither in a verifier's memory nor in the cold tier. UNAVAILABLE: it is in no
+    memory, and the cold tier does not answer.
     """
+    ListContexts: _grpc.UnaryUnaryMultiCallable[_contexts_pb2.ListContextsRequest, _contexts_pb2.ListContextsResponse]
+    """ListContexts lists the caller's contexts, in memory or in the cold tier, newest first."""
+    DeleteContext: _grpc.UnaryUnaryMultiCallable[_contexts_pb2.DeleteContextRequest, _contexts_pb2.DeleteContextResponse]
+    """DeleteContext frees a context's memory and deletes its cold copies; answers that are using it go on and the memory follows with the
+    last of them. NOT_FOUND when it is nowhere.
+    """
+    WatchContext: _grpc.UnaryStreamMultiCallable[_contexts_pb2.WatchContextRequest, _contexts_pb2.WatchContextResponse]
+    """WatchContext streams the progress of a creation that runs, and then its context, as CreateContext does for its own caller. A context that
+    exists comes at once. NOT_FOUND: no such creation, nor context.
+    """
+    TouchContext: _grpc.UnaryUnaryMultiCallable[_contexts_pb2.TouchContextRequest, _contexts_pb2.TouchContextResponse]
+    """TouchContext puts a context's expiry off, in memory and in the cold tier, and may pin it. NOT_FOUND when it is nowhere."""
 
 @_typing.type_check_only
 class ContextServiceAsyncStub(ContextServiceStub):
@@ -70,13 +78,21 @@ class ContextServiceAsyncStub(ContextServiceStub):
     NOT_FOUND: no file at the path. RESOURCE_EXHAUSTED: upload, frames or tokens over the limit, or no room in the KV pool.
     """
     GetContext: _aio.UnaryUnaryMultiCallable[_contexts_pb2.GetContextRequest, _contexts_pb2.GetContextResponse]  # type: ignore[assignment]
-    """GetContext returns one context. NOT_FOUND when no verifier holds it."""
-    ListContexts: _aio.UnaryUnaryMultiCallable[_contexts_pb2.ListContextsRequest, _contexts_pb2.ListContextsResponse]  # type: ignore[assignment]
-    """ListContexts lists the contexts that are held, newest first."""
-    DeleteContext: _aio.UnaryUnaryMultiCallable[_contexts_pb2.DeleteContextRequest, _contexts_pb2.DeleteContextResponse]  # type: ignore[assignment]
-    """DeleteContext frees a context's memory; answers that are using it go on and the memory follows with the last of them. NOT_FOUND
-    when no verifier holds it.
+    """GetContext returns one context. NOT_FOUND when it is neither in a verifier's memory nor in the cold tier. UNAVAILABLE: it is in no
+    memory, and the cold tier does not answer.
     """
+    ListContexts: _aio.UnaryUnaryMultiCallable[_contexts_pb2.ListContextsRequest, _contexts_pb2.ListContextsResponse]  # type: ignore[assignment]
+    """ListContexts lists the caller's contexts, in memory or in the cold tier, newest first."""
+    DeleteContext: _aio.UnaryUnaryMultiCallable[_contexts_pb2.DeleteContextRequest, _contexts_pb2.DeleteContextResponse]  # type: ignore[assignment]
+    """DeleteContext frees a context's memory and deletes its cold copies; answers that are using it go on and the memory follows with the
+    last of them. NOT_FOUND when it is nowhere.
+    """
+    WatchContext: _aio.UnaryStreamMultiCallable[_contexts_pb2.WatchContextRequest, _contexts_pb2.WatchContextResponse]  # type: ignore[assignment]
+    """WatchContext streams the progress of a creation that runs, and then its context, as CreateContext does for its own caller. A context that
+    exists comes at once. NOT_FOUND: no such creation, nor context.
+    """
+    TouchContext: _aio.UnaryUnaryMultiCallable[_contexts_pb2.TouchContextRequest, _contexts_pb2.TouchContextResponse]  # type: ignore[assignment]
+    """TouchContext puts a context's expiry off, in memory and in the cold tier, and may pin it. NOT_FOUND when it is nowhere."""
 
 class ContextServiceServicer(metaclass=_abc_1.ABCMeta):
     """Video contexts: a video, prefilled once, about which any number of questions can be asked.
@@ -104,7 +120,9 @@ class ContextServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _contexts_pb2.GetContextRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_contexts_pb2.GetContextResponse, _abc.Awaitable[_contexts_pb2.GetContextResponse]]:
-        """GetContext returns one context. NOT_FOUND when no verifier holds it."""
+        """GetContext returns one context. NOT_FOUND when it is neither in a verifier's memory nor in the cold tier. UNAVAILABLE: it is in no
+        memory, and the cold tier does not answer.
+        """
 
     @_abc_1.abstractmethod
     def ListContexts(
@@ -112,7 +130,7 @@ class ContextServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _contexts_pb2.ListContextsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_contexts_pb2.ListContextsResponse, _abc.Awaitable[_contexts_pb2.ListContextsResponse]]:
-        """ListContexts lists the contexts that are held, newest first."""
+        """ListContexts lists the caller's contexts, in memory or in the cold tier, newest first."""
 
     @_abc_1.abstractmethod
     def DeleteContext(
@@ -120,8 +138,26 @@ class ContextServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _contexts_pb2.DeleteContextRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_contexts_pb2.DeleteContextResponse, _abc.Awaitable[_contexts_pb2.DeleteContextResponse]]:
-        """DeleteContext frees a context's memory; answers that are using it go on and the memory follows with the last of them. NOT_FOUND
-        when no verifier holds it.
+        """DeleteContext frees a context's memory and deletes its cold copies; answers that are using it go on and the memory follows with the
+        last of them. NOT_FOUND when it is nowhere.
         """
+
+    @_abc_1.abstractmethod
+    def WatchContext(
+        self,
+        request: _contexts_pb2.WatchContextRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_contexts_pb2.WatchContextResponse], _abc.AsyncIterator[_contexts_pb2.WatchContextResponse]]:
+        """WatchContext streams the progress of a creation that runs, and then its context, as CreateContext does for its own caller. A context that
+        exists comes at once. NOT_FOUND: no such creation, nor context.
+        """
+
+    @_abc_1.abstractmethod
+    def TouchContext(
+        self,
+        request: _contexts_pb2.TouchContextRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_contexts_pb2.TouchContextResponse, _abc.Awaitable[_contexts_pb2.TouchContextResponse]]:
+        """TouchContext puts a context's expiry off, in memory and in the cold tier, and may pin it. NOT_FOUND when it is nowhere."""
 
 def add_ContextServiceServicer_to_server(servicer: ContextServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

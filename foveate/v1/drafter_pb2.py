@@ -22,33 +22,36 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from foveate.v1 import answers_pb2 as foveate_dot_v1_dot_answers__pb2
 from foveate.v1 import kv_pb2 as foveate_dot_v1_dot_kv__pb2
 from foveate.v1 import sampling_pb2 as foveate_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66oveate/v1/drafter.proto\x12\nfoveate.v1\x1a\x13\x66oveate/v1/kv.proto\x1a\x19\x66oveate/v1/sampling.proto\"\x17\n\x15GetDrafterInfoRequest\"\xc8\x01\n\x16GetDrafterInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x18\n\x10tokenizer_sha256\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x18\n\x10shm_namespace_id\x18\x06 \x01(\t\x12\x18\n\x10max_draft_tokens\x18\x07 \x01(\r\x12\x15\n\rnum_sequences\x18\x08 \x01(\r\"}\n\x0c\x44raftRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12%\n\x04open\x18\x02 \x01(\x0b\x32\x15.foveate.v1.OpenDraftH\x00\x12\'\n\x05round\x18\x03 \x01(\x0b\x32\x16.foveate.v1.DraftRoundH\x00\x42\t\n\x07payload\"\x86\x01\n\rDraftResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12)\n\x06opened\x18\x02 \x01(\x0b\x32\x17.foveate.v1.DraftOpenedH\x00\x12+\n\x07\x64rafted\x18\x03 \x01(\x0b\x32\x18.foveate.v1.RoundDraftedH\x00\x42\t\n\x07payload\"\xfd\x02\n\tOpenDraft\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\'\n\tkv_handle\x18\x02 \x01(\x0b\x32\x14.foveate.v1.KvHandle\x12#\n\x07\x63ontext\x18\x03 \x01(\x0b\x32\x12.foveate.v1.KvSlab\x12\"\n\x06thread\x18\x04 \x01(\x0b\x32\x12.foveate.v1.KvSlab\x12*\n\tselection\x18\x05 \x01(\x0b\x32\x17.foveate.v1.KvSelection\x12\x1a\n\x12num_context_tokens\x18\x06 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x07 \x01(\r\x12,\n\x0cvisual_spans\x18\x08 \x03(\x0b\x32\x16.foveate.v1.VisualSpan\x12\x16\n\x0eposition_delta\x18\t \x01(\x05\x12,\n\x08sampling\x18\n \x01(\x0b\x32\x1a.foveate.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x0b \x01(\r\";\n\x0b\x44raftOpened\x12\x19\n\x11num_sparse_tokens\x18\x01 \x01(\r\x12\x11\n\tgather_us\x18\x02 \x01(\x04\"o\n\nDraftRound\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x05 \x01(\r\"Z\n\x0cRoundDrafted\x12\r\n\x05round\x18\x01 \x01(\r\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x17\n\x0f\x64raft_token_ids\x18\x03 \x03(\r\x12\x10\n\x08model_us\x18\x04 \x01(\x04\x32\xab\x01\n\x0e\x44rafterService\x12W\n\x0eGetDrafterInfo\x12!.foveate.v1.GetDrafterInfoRequest\x1a\".foveate.v1.GetDrafterInfoResponse\x12@\n\x05\x44raft\x12\x18.foveate.v1.DraftRequest\x1a\x19.foveate.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66oveate/v1/drafter.proto\x12\nfoveate.v1\x1a\x18\x66oveate/v1/answers.proto\x1a\x13\x66oveate/v1/kv.proto\x1a\x19\x66oveate/v1/sampling.proto\"\x17\n\x15GetDrafterInfoRequest\"\xf0\x01\n\x16GetDrafterInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x18\n\x10tokenizer_sha256\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x18\n\x10shm_namespace_id\x18\x06 \x01(\t\x12\x18\n\x10max_draft_tokens\x18\x07 \x01(\r\x12\x15\n\rnum_sequences\x18\x08 \x01(\r\x12&\n\x05kinds\x18\t \x03(\x0b\x32\x17.foveate.v1.DrafterKind\"\x9c\x01\n\x0b\x44rafterKind\x12#\n\x04mode\x18\x01 \x01(\x0e\x32\x15.foveate.v1.DraftMode\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x18\n\x10tokenizer_sha256\x18\x04 \x01(\t\x12$\n\x06layout\x18\x05 \x01(\x0b\x32\x14.foveate.v1.KvLayout\"}\n\x0c\x44raftRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12%\n\x04open\x18\x02 \x01(\x0b\x32\x15.foveate.v1.OpenDraftH\x00\x12\'\n\x05round\x18\x03 \x01(\x0b\x32\x16.foveate.v1.DraftRoundH\x00\x42\t\n\x07payload\"\x86\x01\n\rDraftResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12)\n\x06opened\x18\x02 \x01(\x0b\x32\x17.foveate.v1.DraftOpenedH\x00\x12+\n\x07\x64rafted\x18\x03 \x01(\x0b\x32\x18.foveate.v1.RoundDraftedH\x00\x42\t\n\x07payload\"\xfb\x03\n\tOpenDraft\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\'\n\tkv_handle\x18\x02 \x01(\x0b\x32\x14.foveate.v1.KvHandle\x12#\n\x07\x63ontext\x18\x03 \x01(\x0b\x32\x12.foveate.v1.KvSlab\x12\"\n\x06thread\x18\x04 \x01(\x0b\x32\x12.foveate.v1.KvSlab\x12*\n\tselection\x18\x05 \x01(\x0b\x32\x17.foveate.v1.KvSelection\x12\x1a\n\x12num_context_tokens\x18\x06 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x07 \x01(\r\x12,\n\x0cvisual_spans\x18\x08 \x03(\x0b\x32\x16.foveate.v1.VisualSpan\x12\x16\n\x0eposition_delta\x18\t \x01(\x05\x12,\n\x08sampling\x18\n \x01(\x0b\x32\x1a.foveate.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x0b \x01(\r\x12#\n\x04mode\x18\x0c \x01(\x0e\x32\x15.foveate.v1.DraftMode\x12\x15\n\rvisual_budget\x18\r \x01(\x02\x12&\n\x05video\x18\x0e \x01(\x0b\x32\x17.foveate.v1.VideoSource\x12\x18\n\x10prompt_token_ids\x18\x0f \x03(\r\";\n\x0b\x44raftOpened\x12\x19\n\x11num_sparse_tokens\x18\x01 \x01(\r\x12\x11\n\tgather_us\x18\x02 \x01(\x04\"o\n\nDraftRound\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x05 \x01(\r\"Z\n\x0cRoundDrafted\x12\r\n\x05round\x18\x01 \x01(\r\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x17\n\x0f\x64raft_token_ids\x18\x03 \x03(\r\x12\x10\n\x08model_us\x18\x04 \x01(\x04\x32\xab\x01\n\x0e\x44rafterService\x12W\n\x0eGetDrafterInfo\x12!.foveate.v1.GetDrafterInfoRequest\x1a\".foveate.v1.GetDrafterInfoResponse\x12@\n\x05\x44raft\x12\x18.foveate.v1.DraftRequest\x1a\x19.foveate.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'foveate.v1.drafter_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETDRAFTERINFOREQUEST']._serialized_start=88
-  _globals['_GETDRAFTERINFOREQUEST']._serialized_end=111
-  _globals['_GETDRAFTERINFORESPONSE']._serialized_start=114
-  _globals['_GETDRAFTERINFORESPONSE']._serialized_end=314
-  _globals['_DRAFTREQUEST']._serialized_start=316
-  _globals['_DRAFTREQUEST']._serialized_end=441
-  _globals['_DRAFTRESPONSE']._serialized_start=444
-  _globals['_DRAFTRESPONSE']._serialized_end=578
-  _globals['_OPENDRAFT']._serialized_start=581
-  _globals['_OPENDRAFT']._serialized_end=962
-  _globals['_DRAFTOPENED']._serialized_start=964
-  _globals['_DRAFTOPENED']._serialized_end=1023
-  _globals['_DRAFTROUND']._serialized_start=1025
-  _globals['_DRAFTROUND']._serialized_end=1136
-  _globals['_ROUNDDRAFTED']._serialized_start=1138
-  _globals['_ROUNDDRAFTED']._serialized_end=1228
-  _globals['_DRAFTERSERVICE']._serialized_start=1231
-  _globals['_DRAFTERSERVICE']._serialized_end=1402
+  _globals['_GETDRAFTERINFOREQUEST']._serialized_start=114
+  _globals['_GETDRAFTERINFOREQUEST']._serialized_end=137
+  _globals['_GETDRAFTERINFORESPONSE']._serialized_start=140
+  _globals['_GETDRAFTERINFORESPONSE']._serialized_end=380
+  _globals['_DRAFTERKIND']._serialized_start=383
+  _globals['_DRAFTERKIND']._serialized_end=539
+  _globals['_DRAFTREQUEST']._serialized_start=541
+  _globals['_DRAFTREQUEST']._serialized_end=666
+  _globals['_DRAFTRESPONSE']._serialized_start=669
+  _globals['_DRAFTRESPONSE']._serialized_end=803
+  _globals['_OPENDRAFT']._serialized_start=806
+  _globals['_OPENDRAFT']._serialized_end=1313
+  _globals['_DRAFTOPENED']._serialized_start=1315
+  _globals['_DRAFTOPENED']._serialized_end=1374
+  _globals['_DRAFTROUND']._serialized_start=1376
+  _globals['_DRAFTROUND']._serialized_end=1487
+  _globals['_ROUNDDRAFTED']._serialized_start=1489
+  _globals['_ROUNDDRAFTED']._serialized_end=1579
+  _globals['_DRAFTERSERVICE']._serialized_start=1582
+  _globals['_DRAFTERSERVICE']._serialized_end=1753
 # @@protoc_insertion_point(module_scope)

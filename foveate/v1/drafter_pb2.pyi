@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from collections import abc as _abc
+from foveate.v1 import answers_pb2 as _answers_pb2
 from foveate.v1 import kv_pb2 as _kv_pb2
 from foveate.v1 import sampling_pb2 as _sampling_pb2
 from google.protobuf import descriptor as _descriptor
@@ -51,12 +52,13 @@ class GetDrafterInfoResponse(_message.Message):
     SHM_NAMESPACE_ID_FIELD_NUMBER: _builtins.int
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_SEQUENCES_FIELD_NUMBER: _builtins.int
+    KINDS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
-    """version of Foveate."""
+    """version of Foveate; a gateway of another minor version refuses to use it."""
     model: _builtins.str
     """model id, the checkpoint's folder name."""
     model_fingerprint: _builtins.str
-    """model_fingerprint of weights, dtype and tokenizer; sparse drafting needs the verifier's."""
+    """model_fingerprint of weights, dtype and tokenizer."""
     tokenizer_sha256: _builtins.str
     """tokenizer_sha256 of tokenizer.json, hex."""
     device: _builtins.str
@@ -67,6 +69,10 @@ class GetDrafterInfoResponse(_message.Message):
     """max_draft_tokens per round."""
     num_sequences: _builtins.int
     """num_sequences that are open."""
+    @_builtins.property
+    def kinds(self) -> _containers.RepeatedCompositeFieldContainer[Global___DrafterKind]:
+        """kinds of drafts that sequences can ask for."""
+
     def __init__(
         self,
         *,
@@ -78,14 +84,55 @@ class GetDrafterInfoResponse(_message.Message):
         shm_namespace_id: _builtins.str = ...,
         max_draft_tokens: _builtins.int = ...,
         num_sequences: _builtins.int = ...,
+        kinds: _abc.Iterable[Global___DrafterKind] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "max_draft_tokens", b"max_draft_tokens", "model", b"model", "model_fingerprint", b"model_fingerprint", "num_sequences", b"num_sequences", "shm_namespace_id", b"shm_namespace_id", "tokenizer_sha256", b"tokenizer_sha256", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "kinds", b"kinds", "max_draft_tokens", b"max_draft_tokens", "model", b"model", "model_fingerprint", b"model_fingerprint", "num_sequences", b"num_sequences", "shm_namespace_id", b"shm_namespace_id", "tokenizer_sha256", b"tokenizer_sha256", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetDrafterInfoResponse: _TypeAlias = GetDrafterInfoResponse  # noqa: Y015
+
+@_typing.final
+class DrafterKind(_message.Message):
+    """A kind of drafts that a drafter offers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    TOKENIZER_SHA256_FIELD_NUMBER: _builtins.int
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    mode: _answers_pb2.DraftMode.ValueType
+    """mode: SPARSE, STREAMING, LAYERSKIP or SMALL."""
+    model: _builtins.str
+    """model id that drafts."""
+    model_fingerprint: _builtins.str
+    """model_fingerprint of it; kinds other than SMALL need the verifier's."""
+    tokenizer_sha256: _builtins.str
+    """tokenizer_sha256 of it, hex; every kind needs the verifier's."""
+    @_builtins.property
+    def layout(self) -> _kv_pb2.KvLayout:
+        """layout of the KV it reads and writes; kinds other than SMALL need that of the verifier's pool."""
+
+    def __init__(
+        self,
+        *,
+        mode: _answers_pb2.DraftMode.ValueType = ...,
+        model: _builtins.str = ...,
+        model_fingerprint: _builtins.str = ...,
+        tokenizer_sha256: _builtins.str = ...,
+        layout: _kv_pb2.KvLayout | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "mode", b"mode", "model", b"model", "model_fingerprint", b"model_fingerprint", "tokenizer_sha256", b"tokenizer_sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrafterKind: _TypeAlias = DrafterKind  # noqa: Y015
 
 @_typing.final
 class DraftRequest(_message.Message):
@@ -100,7 +147,7 @@ class DraftRequest(_message.Message):
     """request_id is unique in the stream; the reply carries it. A reply whose id is not the one waited for is dropped by the gateway."""
     @_builtins.property
     def open(self) -> Global___OpenDraft:
-        """open attaches to the sequence's KV and gathers the sparse view."""
+        """open attaches to the sequence's KV and makes the drafter's view of it."""
 
     @_builtins.property
     def round(self) -> Global___DraftRound:
@@ -176,6 +223,10 @@ class OpenDraft(_message.Message):
     POSITION_DELTA_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    VISUAL_BUDGET_FIELD_NUMBER: _builtins.int
+    VIDEO_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """sequence_id of the verifier."""
     num_context_tokens: _builtins.int
@@ -186,6 +237,10 @@ class OpenDraft(_message.Message):
     """position_delta from sequence index to RoPE position."""
     max_tokens: _builtins.int
     """max_tokens the answer may have."""
+    mode: _answers_pb2.DraftMode.ValueType
+    """mode of drafting; unset: SPARSE. FAILED_PRECONDITION (KIND_NOT_OFFERED) when the drafter does not offer it."""
+    visual_budget: _builtins.float
+    """visual_budget of STREAMING, the share of visual tokens it counts into its window, in [0, 1]."""
     @_builtins.property
     def kv_handle(self) -> _kv_pb2.KvHandle:
         """kv_handle of the verifier's pool; mapped once per pool and epoch."""
@@ -200,7 +255,7 @@ class OpenDraft(_message.Message):
 
     @_builtins.property
     def selection(self) -> _kv_pb2.KvSelection:
-        """selection of visual entries."""
+        """selection of visual entries; SPARSE and SMALL need one, SMALL the same for all layers and heads."""
 
     @_builtins.property
     def visual_spans(self) -> _containers.RepeatedCompositeFieldContainer[_kv_pb2.VisualSpan]:
@@ -209,6 +264,14 @@ class OpenDraft(_message.Message):
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
         """sampling of the answer, seed included: drafter and verifier share the noise."""
+
+    @_builtins.property
+    def video(self) -> _kv_pb2.VideoSource:
+        """video of the context; SMALL needs it."""
+
+    @_builtins.property
+    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """prompt_token_ids of history and question; SMALL needs them."""
 
     def __init__(
         self,
@@ -224,10 +287,14 @@ class OpenDraft(_message.Message):
         position_delta: _builtins.int = ...,
         sampling: _sampling_pb2.SamplingParams | None = ...,
         max_tokens: _builtins.int = ...,
+        mode: _answers_pb2.DraftMode.ValueType = ...,
+        visual_budget: _builtins.float = ...,
+        video: _kv_pb2.VideoSource | None = ...,
+        prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "kv_handle", b"kv_handle", "sampling", b"sampling", "selection", b"selection", "thread", b"thread"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "kv_handle", b"kv_handle", "sampling", b"sampling", "selection", b"selection", "thread", b"thread", "video", b"video"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "kv_handle", b"kv_handle", "max_tokens", b"max_tokens", "num_context_tokens", b"num_context_tokens", "num_prompt_tokens", b"num_prompt_tokens", "position_delta", b"position_delta", "sampling", b"sampling", "selection", b"selection", "sequence_id", b"sequence_id", "thread", b"thread", "visual_spans", b"visual_spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "kv_handle", b"kv_handle", "max_tokens", b"max_tokens", "mode", b"mode", "num_context_tokens", b"num_context_tokens", "num_prompt_tokens", b"num_prompt_tokens", "position_delta", b"position_delta", "prompt_token_ids", b"prompt_token_ids", "sampling", b"sampling", "selection", b"selection", "sequence_id", b"sequence_id", "thread", b"thread", "video", b"video", "visual_budget", b"visual_budget", "visual_spans", b"visual_spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -235,16 +302,16 @@ Global___OpenDraft: _TypeAlias = OpenDraft  # noqa: Y015
 
 @_typing.final
 class DraftOpened(_message.Message):
-    """The sparse view is gathered."""
+    """The drafter's view of the sequence is ready."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NUM_SPARSE_TOKENS_FIELD_NUMBER: _builtins.int
     GATHER_US_FIELD_NUMBER: _builtins.int
     num_sparse_tokens: _builtins.int
-    """num_sparse_tokens in the drafter's scratch."""
+    """num_sparse_tokens of the context that the drafter reads."""
     gather_us: _builtins.int
-    """gather_us of time in microseconds."""
+    """gather_us of time it took in microseconds."""
     def __init__(
         self,
         *,
@@ -261,8 +328,8 @@ Global___DraftOpened: _TypeAlias = DraftOpened  # noqa: Y015
 
 @_typing.final
 class DraftRound(_message.Message):
-    """Asks for a draft. The drafter takes the verifier's KV for all rows before base_len (it never keeps its own approximate rows there),
-    feeds token_ids and goes on from them.
+    """Asks for a draft. A drafter that shares the verifier's KV takes it for all rows before base_len (it never keeps its own approximate rows
+    there), feeds token_ids and goes on from them.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class DrafterServiceStub(object):
-    """The drafter: proposes tokens from a sparse view of the verifier's KV. Internal: gateways are its clients.
+    """The drafter: proposes tokens, from the verifier's KV or with a smaller model. Internal: gateways are its clients.
     """
 
     def __init__(self, channel):
@@ -48,7 +48,7 @@ class DrafterServiceStub(object):
 
 
 class DrafterServiceServicer(object):
-    """The drafter: proposes tokens from a sparse view of the verifier's KV. Internal: gateways are its clients.
+    """The drafter: proposes tokens, from the verifier's KV or with a smaller model. Internal: gateways are its clients.
     """
 
     def GetDrafterInfo(self, request, context):
@@ -90,7 +90,7 @@ def add_DrafterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DrafterService(object):
-    """The drafter: proposes tokens from a sparse view of the verifier's KV. Internal: gateways are its clients.
+    """The drafter: proposes tokens, from the verifier's KV or with a smaller model. Internal: gateways are its clients.
     """
 
     @staticmethod

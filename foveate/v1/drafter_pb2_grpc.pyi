@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class DrafterServiceStub:
-    """The drafter: proposes tokens from a sparse view of the verifier's KV. Internal: gateways are its clients."""
+    """The drafter: proposes tokens, from the verifier's KV or with a smaller model. Internal: gateways are its clients."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -44,7 +44,7 @@ class DrafterServiceStub:
 
 @_typing.type_check_only
 class DrafterServiceAsyncStub(DrafterServiceStub):
-    """The drafter: proposes tokens from a sparse view of the verifier's KV. Internal: gateways are its clients."""
+    """The drafter: proposes tokens, from the verifier's KV or with a smaller model. Internal: gateways are its clients."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetDrafterInfo: _aio.UnaryUnaryMultiCallable[_drafter_pb2.GetDrafterInfoRequest, _drafter_pb2.GetDrafterInfoResponse]  # type: ignore[assignment]
@@ -57,7 +57,7 @@ class DrafterServiceAsyncStub(DrafterServiceStub):
     """
 
 class DrafterServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The drafter: proposes tokens from a sparse view of the verifier's KV. Internal: gateways are its clients."""
+    """The drafter: proposes tokens, from the verifier's KV or with a smaller model. Internal: gateways are its clients."""
 
     @_abc_1.abstractmethod
     def GetDrafterInfo(

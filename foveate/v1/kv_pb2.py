@@ -24,25 +24,31 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x66oveate/v1/kv.proto\x12\nfoveate.v1\"0\n\nShmSegment\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x14\n\x0cnamespace_id\x18\x02 \x01(\t\"T\n\x0e\x43udaIpcSegment\x12\x13\n\x0b\x64\x65vice_uuid\x18\x01 \x01(\t\x12\x12\n\nmem_handle\x18\x02 \x01(\x0c\x12\x19\n\x11\x62\x61se_offset_bytes\x18\x03 \x01(\x04\"\x88\x02\n\x08KvHandle\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x12\n\npool_bytes\x18\x03 \x01(\x04\x12%\n\x03shm\x18\x04 \x01(\x0b\x32\x16.foveate.v1.ShmSegmentH\x00\x12.\n\x08\x63uda_ipc\x18\x05 \x01(\x0b\x32\x1a.foveate.v1.CudaIpcSegmentH\x00\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x12\n\nnum_layers\x18\x07 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x08 \x01(\r\x12\x10\n\x08head_dim\x18\t \x01(\r\x12\x19\n\x11model_fingerprint\x18\n \x01(\tB\x0b\n\ttransport\"0\n\x06KvSlab\x12\x14\n\x0coffset_bytes\x18\x01 \x01(\x04\x12\x10\n\x08\x63\x61pacity\x18\x02 \x01(\r\"9\n\x0bKvSelection\x12\x14\n\x0coffset_bytes\x18\x01 \x01(\x04\x12\x14\n\x0cnum_selected\x18\x02 \x01(\r\"/\n\nVisualSpan\x12\r\n\x05start\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r*\\\n\x0bKvTransport\x12\x1c\n\x18KV_TRANSPORT_UNSPECIFIED\x10\x00\x12\x14\n\x10KV_TRANSPORT_SHM\x10\x01\x12\x19\n\x15KV_TRANSPORT_CUDA_IPC\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x66oveate/v1/kv.proto\x12\nfoveate.v1\"0\n\nShmSegment\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x14\n\x0cnamespace_id\x18\x02 \x01(\t\"T\n\x0e\x43udaIpcSegment\x12\x13\n\x0b\x64\x65vice_uuid\x18\x01 \x01(\t\x12\x12\n\nmem_handle\x18\x02 \x01(\x0c\x12\x19\n\x11\x62\x61se_offset_bytes\x18\x03 \x01(\x04\"\x88\x02\n\x08KvHandle\x12\x0f\n\x07pool_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x12\n\npool_bytes\x18\x03 \x01(\x04\x12%\n\x03shm\x18\x04 \x01(\x0b\x32\x16.foveate.v1.ShmSegmentH\x00\x12.\n\x08\x63uda_ipc\x18\x05 \x01(\x0b\x32\x1a.foveate.v1.CudaIpcSegmentH\x00\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x12\n\nnum_layers\x18\x07 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x08 \x01(\r\x12\x10\n\x08head_dim\x18\t \x01(\r\x12\x19\n\x11model_fingerprint\x18\n \x01(\tB\x0b\n\ttransport\"U\n\x08KvLayout\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\x12\n\nnum_layers\x18\x02 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x03 \x01(\r\x12\x10\n\x08head_dim\x18\x04 \x01(\r\"0\n\x06KvSlab\x12\x14\n\x0coffset_bytes\x18\x01 \x01(\x04\x12\x10\n\x08\x63\x61pacity\x18\x02 \x01(\r\"9\n\x0bKvSelection\x12\x14\n\x0coffset_bytes\x18\x01 \x01(\x04\x12\x14\n\x0cnum_selected\x18\x02 \x01(\r\"@\n\nTensorSlab\x12\x14\n\x0coffset_bytes\x18\x01 \x01(\x04\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\r\n\x05\x64type\x18\x03 \x01(\t\"\xcc\x01\n\x0bVideoSource\x12\x0f\n\x07\x63ontext\x18\x01 \x01(\t\x12\'\n\x07patches\x18\x02 \x01(\x0b\x32\x16.foveate.v1.TensorSlab\x12\x11\n\tgrid_time\x18\x03 \x01(\r\x12\x11\n\tgrid_rows\x18\x04 \x01(\r\x12\x14\n\x0cgrid_columns\x18\x05 \x01(\r\x12\x17\n\x0fsecond_per_grid\x18\x06 \x01(\x01\x12\x16\n\x0epatches_digest\x18\x07 \x01(\t\x12\x16\n\x0etext_token_ids\x18\x08 \x03(\r\"/\n\nVisualSpan\x12\r\n\x05start\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r*\\\n\x0bKvTransport\x12\x1c\n\x18KV_TRANSPORT_UNSPECIFIED\x10\x00\x12\x14\n\x10KV_TRANSPORT_SHM\x10\x01\x12\x19\n\x15KV_TRANSPORT_CUDA_IPC\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'foveate.v1.kv_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KVTRANSPORT']._serialized_start=596
-  _globals['_KVTRANSPORT']._serialized_end=688
+  _globals['_KVTRANSPORT']._serialized_start=956
+  _globals['_KVTRANSPORT']._serialized_end=1048
   _globals['_SHMSEGMENT']._serialized_start=35
   _globals['_SHMSEGMENT']._serialized_end=83
   _globals['_CUDAIPCSEGMENT']._serialized_start=85
   _globals['_CUDAIPCSEGMENT']._serialized_end=169
   _globals['_KVHANDLE']._serialized_start=172
   _globals['_KVHANDLE']._serialized_end=436
-  _globals['_KVSLAB']._serialized_start=438
-  _globals['_KVSLAB']._serialized_end=486
-  _globals['_KVSELECTION']._serialized_start=488
-  _globals['_KVSELECTION']._serialized_end=545
-  _globals['_VISUALSPAN']._serialized_start=547
-  _globals['_VISUALSPAN']._serialized_end=594
+  _globals['_KVLAYOUT']._serialized_start=438
+  _globals['_KVLAYOUT']._serialized_end=523
+  _globals['_KVSLAB']._serialized_start=525
+  _globals['_KVSLAB']._serialized_end=573
+  _globals['_KVSELECTION']._serialized_start=575
+  _globals['_KVSELECTION']._serialized_end=632
+  _globals['_TENSORSLAB']._serialized_start=634
+  _globals['_TENSORSLAB']._serialized_end=698
+  _globals['_VIDEOSOURCE']._serialized_start=701
+  _globals['_VIDEOSOURCE']._serialized_end=905
+  _globals['_VISUALSPAN']._serialized_start=907
+  _globals['_VISUALSPAN']._serialized_end=954
 # @@protoc_insertion_point(module_scope)

@@ -3,8 +3,10 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -164,6 +166,40 @@ class KvHandle(_message.Message):
 Global___KvHandle: _TypeAlias = KvHandle  # noqa: Y015
 
 @_typing.final
+class KvLayout(_message.Message):
+    """What a row of keys and values looks like."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DTYPE_FIELD_NUMBER: _builtins.int
+    NUM_LAYERS_FIELD_NUMBER: _builtins.int
+    NUM_KV_HEADS_FIELD_NUMBER: _builtins.int
+    HEAD_DIM_FIELD_NUMBER: _builtins.int
+    dtype: _builtins.str
+    """dtype of keys and values: "float32", "bfloat16" or "float16"."""
+    num_layers: _builtins.int
+    """num_layers of the text model."""
+    num_kv_heads: _builtins.int
+    """num_kv_heads per layer."""
+    head_dim: _builtins.int
+    """head_dim is the width of one key or value row."""
+    def __init__(
+        self,
+        *,
+        dtype: _builtins.str = ...,
+        num_layers: _builtins.int = ...,
+        num_kv_heads: _builtins.int = ...,
+        head_dim: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "head_dim", b"head_dim", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvLayout: _TypeAlias = KvLayout  # noqa: Y015
+
+@_typing.final
 class KvSlab(_message.Message):
     """A slab of keys and values inside a pool, laid out [2 (keys, values), num_layers, num_kv_heads, capacity, head_dim]."""
 
@@ -216,6 +252,94 @@ class KvSelection(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___KvSelection: _TypeAlias = KvSelection  # noqa: Y015
+
+@_typing.final
+class TensorSlab(_message.Message):
+    """A tensor of a context inside a pool, contiguous."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_BYTES_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    offset_bytes: _builtins.int
+    """offset_bytes from the start of the pool."""
+    dtype: _builtins.str
+    """dtype of the elements: "float32", "bfloat16" or "float16"."""
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """shape of the tensor, outermost dimension first."""
+
+    def __init__(
+        self,
+        *,
+        offset_bytes: _builtins.int = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        dtype: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "offset_bytes", b"offset_bytes", "shape", b"shape"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TensorSlab: _TypeAlias = TensorSlab  # noqa: Y015
+
+@_typing.final
+class VideoSource(_message.Message):
+    """What another model needs to look at a context's video itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    PATCHES_FIELD_NUMBER: _builtins.int
+    GRID_TIME_FIELD_NUMBER: _builtins.int
+    GRID_ROWS_FIELD_NUMBER: _builtins.int
+    GRID_COLUMNS_FIELD_NUMBER: _builtins.int
+    SECOND_PER_GRID_FIELD_NUMBER: _builtins.int
+    PATCHES_DIGEST_FIELD_NUMBER: _builtins.int
+    TEXT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    context: _builtins.str
+    """context "contexts/{id}"."""
+    grid_time: _builtins.int
+    """grid_time, steps of time in patches."""
+    grid_rows: _builtins.int
+    """grid_rows in patches before merging."""
+    grid_columns: _builtins.int
+    """grid_columns in patches before merging."""
+    second_per_grid: _builtins.float
+    """second_per_grid of video between two steps of time."""
+    patches_digest: _builtins.str
+    """patches_digest of everything that turns frames into patches, hex; a model with another one must refuse them."""
+    @_builtins.property
+    def patches(self) -> Global___TensorSlab:
+        """patches [num_patches, patch_width] of the video after resizing and normalising, in order of time, rows and columns as the processor
+        gives them.
+        """
+
+    @_builtins.property
+    def text_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """text_token_ids of the context, visual placeholders left out."""
+
+    def __init__(
+        self,
+        *,
+        context: _builtins.str = ...,
+        patches: Global___TensorSlab | None = ...,
+        grid_time: _builtins.int = ...,
+        grid_rows: _builtins.int = ...,
+        grid_columns: _builtins.int = ...,
+        second_per_grid: _builtins.float = ...,
+        patches_digest: _builtins.str = ...,
+        text_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["patches", b"patches"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "grid_columns", b"grid_columns", "grid_rows", b"grid_rows", "grid_time", b"grid_time", "patches", b"patches", "patches_digest", b"patches_digest", "second_per_grid", b"second_per_grid", "text_token_ids", b"text_token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VideoSource: _TypeAlias = VideoSource  # noqa: Y015
 
 @_typing.final
 class VisualSpan(_message.Message):

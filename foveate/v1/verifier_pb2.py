@@ -28,45 +28,61 @@ from foveate.v1 import kv_pb2 as foveate_dot_v1_dot_kv__pb2
 from foveate.v1 import sampling_pb2 as foveate_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x66oveate/v1/verifier.proto\x12\nfoveate.v1\x1a\x18\x66oveate/v1/answers.proto\x1a\x19\x66oveate/v1/contexts.proto\x1a\x13\x66oveate/v1/kv.proto\x1a\x19\x66oveate/v1/sampling.proto\"\x18\n\x16GetVerifierInfoRequest\"\xc9\x02\n\x17GetVerifierInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x18\n\x10tokenizer_sha256\x18\x04 \x01(\t\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\'\n\tkv_handle\x18\x06 \x01(\x0b\x32\x14.foveate.v1.KvHandle\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\x15\n\rdeterministic\x18\x08 \x01(\x08\x12\x18\n\x10\x61ttention_kernel\x18\t \x01(\t\x12(\n\x06limits\x18\n \x01(\x0b\x32\x18.foveate.v1.ServerLimits\x12\x17\n\x0fpool_used_bytes\x18\x0b \x01(\x04\x12\x15\n\rnum_sequences\x18\x0c \x01(\r\"\x15\n\x13GetTokenizerRequest\"$\n\x14GetTokenizerResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"m\n\x0ePrefillRequest\x12\'\n\x04spec\x18\x01 \x01(\x0b\x32\x17.foveate.v1.ContextSpecH\x00\x12\'\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x16.foveate.v1.MediaChunkH\x00\x42\t\n\x07payload\"s\n\x0fPrefillResponse\x12/\n\x08progress\x18\x01 \x01(\x0b\x32\x1b.foveate.v1.ContextProgressH\x00\x12&\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x13.foveate.v1.ContextH\x00\x42\x07\n\x05\x65vent\"\x19\n\x17ListHeldContextsRequest\"A\n\x18ListHeldContextsResponse\x12%\n\x08\x63ontexts\x18\x01 \x03(\x0b\x32\x13.foveate.v1.Context\"%\n\x15ReleaseContextRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x18\n\x16ReleaseContextResponse\"\x82\x01\n\rVerifyRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12(\n\x04open\x18\x02 \x01(\x0b\x32\x18.foveate.v1.OpenSequenceH\x00\x12(\n\x05round\x18\x03 \x01(\x0b\x32\x17.foveate.v1.VerifyRoundH\x00\x42\t\n\x07payload\"\x8c\x01\n\x0eVerifyResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12,\n\x06opened\x18\x02 \x01(\x0b\x32\x1a.foveate.v1.SequenceOpenedH\x00\x12-\n\x08verified\x18\x03 \x01(\x0b\x32\x19.foveate.v1.RoundVerifiedH\x00\x42\t\n\x07payload\"\xa0\x02\n\x0cOpenSequence\x12\x0f\n\x07\x63ontext\x18\x01 \x01(\t\x12!\n\x07history\x18\x02 \x03(\x0b\x32\x10.foveate.v1.Turn\x12\x10\n\x08question\x18\x03 \x01(\t\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.foveate.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x19\n\x0cnum_selected\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x1a\n\rvisual_budget\x18\x07 \x01(\x02H\x01\x88\x01\x01\x12.\n\tselection\x18\x08 \x01(\x0e\x32\x1b.foveate.v1.SelectionMethodB\x0f\n\r_num_selectedB\x10\n\x0e_visual_budget\"\x86\x03\n\x0eSequenceOpened\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\'\n\tkv_handle\x18\x02 \x01(\x0b\x32\x14.foveate.v1.KvHandle\x12#\n\x07\x63ontext\x18\x03 \x01(\x0b\x32\x12.foveate.v1.KvSlab\x12\"\n\x06thread\x18\x04 \x01(\x0b\x32\x12.foveate.v1.KvSlab\x12*\n\tselection\x18\x05 \x01(\x0b\x32\x17.foveate.v1.KvSelection\x12\x1a\n\x12num_context_tokens\x18\x06 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x07 \x01(\r\x12,\n\x0cvisual_spans\x18\x08 \x03(\x0b\x32\x16.foveate.v1.VisualSpan\x12\x16\n\x0eposition_delta\x18\t \x01(\x05\x12\x16\n\x0e\x66irst_token_id\x18\n \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x0b \x03(\r\x12\x12\n\nprefill_us\x18\x0c \x01(\x04\"o\n\x0bVerifyRound\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x17\n\x0f\x64raft_token_ids\x18\x05 \x03(\r\"\\\n\rRoundVerified\x12\r\n\x05round\x18\x01 \x01(\r\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x18\n\x10target_token_ids\x18\x03 \x03(\r\x12\x10\n\x08model_us\x18\x04 \x01(\x04\x32\x87\x04\n\x0fVerifierService\x12Z\n\x0fGetVerifierInfo\x12\".foveate.v1.GetVerifierInfoRequest\x1a#.foveate.v1.GetVerifierInfoResponse\x12S\n\x0cGetTokenizer\x12\x1f.foveate.v1.GetTokenizerRequest\x1a .foveate.v1.GetTokenizerResponse0\x01\x12\x46\n\x07Prefill\x12\x1a.foveate.v1.PrefillRequest\x1a\x1b.foveate.v1.PrefillResponse(\x01\x30\x01\x12]\n\x10ListHeldContexts\x12#.foveate.v1.ListHeldContextsRequest\x1a$.foveate.v1.ListHeldContextsResponse\x12W\n\x0eReleaseContext\x12!.foveate.v1.ReleaseContextRequest\x1a\".foveate.v1.ReleaseContextResponse\x12\x43\n\x06Verify\x12\x19.foveate.v1.VerifyRequest\x1a\x1a.foveate.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x66oveate/v1/verifier.proto\x12\nfoveate.v1\x1a\x18\x66oveate/v1/answers.proto\x1a\x19\x66oveate/v1/contexts.proto\x1a\x13\x66oveate/v1/kv.proto\x1a\x19\x66oveate/v1/sampling.proto\"\x18\n\x16GetVerifierInfoRequest\"\x9a\x04\n\x17GetVerifierInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x18\n\x10tokenizer_sha256\x18\x04 \x01(\t\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\'\n\tkv_handle\x18\x06 \x01(\x0b\x32\x14.foveate.v1.KvHandle\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\x15\n\rdeterministic\x18\x08 \x01(\x08\x12\x18\n\x10\x61ttention_kernel\x18\t \x01(\t\x12(\n\x06limits\x18\n \x01(\x0b\x32\x18.foveate.v1.ServerLimits\x12\x17\n\x0fpool_used_bytes\x18\x0b \x01(\x04\x12\x15\n\rnum_sequences\x18\x0c \x01(\r\x12\x15\n\rhas_cold_tier\x18\x14 \x01(\x08\x12R\n\x10\x63ontext_counters\x18\x15 \x03(\x0b\x32\x38.foveate.v1.GetVerifierInfoResponse.ContextCountersEntry\x12,\n\trelevance\x18\r \x01(\x0b\x32\x19.foveate.v1.RelevanceInfo\x1a\x36\n\x14\x43ontextCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x15\n\x13GetTokenizerRequest\"$\n\x14GetTokenizerResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x96\x01\n\x0ePrefillRequest\x12\'\n\x04spec\x18\x01 \x01(\x0b\x32\x17.foveate.v1.ContextSpecH\x00\x12\'\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x16.foveate.v1.MediaChunkH\x00\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x17\n\x0fusable_pool_ids\x18\x04 \x03(\tB\t\n\x07payload\"\x8b\x01\n\x0fPrefillResponse\x12/\n\x08progress\x18\x01 \x01(\x0b\x32\x1b.foveate.v1.ContextProgressH\x00\x12&\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x13.foveate.v1.ContextH\x00\x12\x16\n\x0eholder_pool_id\x18\x03 \x01(\tB\x07\n\x05\x65vent\"U\n\x13WatchPrefillRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x14\n\nrequest_id\x18\x02 \x01(\tH\x00\x12\x0e\n\x04name\x18\x03 \x01(\tH\x00\x42\x08\n\x06target\"x\n\x14WatchPrefillResponse\x12/\n\x08progress\x18\x01 \x01(\x0b\x32\x1b.foveate.v1.ContextProgressH\x00\x12&\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x13.foveate.v1.ContextH\x00\x42\x07\n\x05\x65vent\"M\n\x17ListHeldContextsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x14\n\x0cinclude_cold\x18\x02 \x01(\x08\x12\x0c\n\x04name\x18\x03 \x01(\t\"A\n\x18ListHeldContextsResponse\x12%\n\x08\x63ontexts\x18\x01 \x03(\x0b\x32\x13.foveate.v1.Context\"5\n\x15ReleaseContextRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"\x18\n\x16ReleaseContextResponse\"W\n\x17TouchHeldContextRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x13\n\x06pinned\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\t\n\x07_pinned\"@\n\x18TouchHeldContextResponse\x12$\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x13.foveate.v1.Context\"\x82\x01\n\rVerifyRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12(\n\x04open\x18\x02 \x01(\x0b\x32\x18.foveate.v1.OpenSequenceH\x00\x12(\n\x05round\x18\x03 \x01(\x0b\x32\x17.foveate.v1.VerifyRoundH\x00\x42\t\n\x07payload\"\x8c\x01\n\x0eVerifyResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12,\n\x06opened\x18\x02 \x01(\x0b\x32\x1a.foveate.v1.SequenceOpenedH\x00\x12-\n\x08verified\x18\x03 \x01(\x0b\x32\x19.foveate.v1.RoundVerifiedH\x00\x42\t\n\x07payload\"\x1f\n\nTurnTokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xcd\x03\n\x0cOpenSequence\x12\x0f\n\x07\x63ontext\x18\x01 \x01(\t\x12!\n\x07history\x18\x02 \x03(\x0b\x32\x10.foveate.v1.Turn\x12\x10\n\x08question\x18\x03 \x01(\t\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.foveate.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x19\n\x0cnum_selected\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x1a\n\rvisual_budget\x18\x07 \x01(\x02H\x01\x88\x01\x01\x12.\n\tselection\x18\x08 \x01(\x0e\x32\x1b.foveate.v1.SelectionMethod\x12\x0e\n\x06tenant\x18\x14 \x01(\t\x12\x18\n\x10\x61nswer_token_ids\x18\x15 \x03(\r\x12\x31\n\x11history_token_ids\x18\x17 \x03(\x0b\x32\x16.foveate.v1.TurnTokens\x12\x13\n\x0bkeep_thread\x18\x16 \x01(\x08\x12$\n\x07signals\x18\t \x01(\x0b\x32\x13.foveate.v1.Signals\x12\x13\n\x0bwants_video\x18\n \x01(\x08\x42\x0f\n\r_num_selectedB\x10\n\x0e_visual_budget\"r\n\x07Signals\x12\x11\n\trelevance\x18\x01 \x01(\x08\x12\x18\n\x0bnum_nearest\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07\x65ntropy\x18\x03 \x01(\x08\x12\x19\n\x11log_probabilities\x18\x04 \x01(\x08\x42\x0e\n\x0c_num_nearest\"\x89\x04\n\x0eSequenceOpened\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\'\n\tkv_handle\x18\x02 \x01(\x0b\x32\x14.foveate.v1.KvHandle\x12#\n\x07\x63ontext\x18\x03 \x01(\x0b\x32\x12.foveate.v1.KvSlab\x12\"\n\x06thread\x18\x04 \x01(\x0b\x32\x12.foveate.v1.KvSlab\x12*\n\tselection\x18\x05 \x01(\x0b\x32\x17.foveate.v1.KvSelection\x12\x1a\n\x12num_context_tokens\x18\x06 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x07 \x01(\r\x12,\n\x0cvisual_spans\x18\x08 \x03(\x0b\x32\x16.foveate.v1.VisualSpan\x12\x16\n\x0eposition_delta\x18\t \x01(\x05\x12\x16\n\x0e\x66irst_token_id\x18\n \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x0b \x03(\r\x12\x12\n\nprefill_us\x18\x0c \x01(\x04\x12\'\n\x05\x66\x65tch\x18\x14 \x01(\x0b\x32\x18.foveate.v1.ContextFetch\x12\x19\n\x11num_reused_tokens\x18\x15 \x01(\r\x12&\n\x05video\x18\r \x01(\x0b\x32\x17.foveate.v1.VideoSource\x12\x15\n\rlossy_context\x18\x18 \x01(\x08\"o\n\x0bVerifyRound\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x17\n\x0f\x64raft_token_ids\x18\x05 \x03(\r\"\xc3\x01\n\rRoundVerified\x12\r\n\x05round\x18\x01 \x01(\r\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x18\n\x10target_token_ids\x18\x03 \x03(\r\x12\x10\n\x08model_us\x18\x04 \x01(\x04\x12\x11\n\trelevance\x18\x05 \x03(\x02\x12\x0f\n\x07\x65ntropy\x18\x06 \x03(\x02\x12\x1f\n\x17\x64raft_log_probabilities\x18\x07 \x03(\x02\x12 \n\x18target_log_probabilities\x18\x08 \x03(\x02\x32\xbb\x05\n\x0fVerifierService\x12Z\n\x0fGetVerifierInfo\x12\".foveate.v1.GetVerifierInfoRequest\x1a#.foveate.v1.GetVerifierInfoResponse\x12S\n\x0cGetTokenizer\x12\x1f.foveate.v1.GetTokenizerRequest\x1a .foveate.v1.GetTokenizerResponse0\x01\x12\x46\n\x07Prefill\x12\x1a.foveate.v1.PrefillRequest\x1a\x1b.foveate.v1.PrefillResponse(\x01\x30\x01\x12S\n\x0cWatchPrefill\x12\x1f.foveate.v1.WatchPrefillRequest\x1a .foveate.v1.WatchPrefillResponse0\x01\x12]\n\x10ListHeldContexts\x12#.foveate.v1.ListHeldContextsRequest\x1a$.foveate.v1.ListHeldContextsResponse\x12W\n\x0eReleaseContext\x12!.foveate.v1.ReleaseContextRequest\x1a\".foveate.v1.ReleaseContextResponse\x12]\n\x10TouchHeldContext\x12#.foveate.v1.TouchHeldContextRequest\x1a$.foveate.v1.TouchHeldContextResponse\x12\x43\n\x06Verify\x12\x19.foveate.v1.VerifyRequest\x1a\x1a.foveate.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'foveate.v1.verifier_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_GETVERIFIERINFORESPONSE_CONTEXTCOUNTERSENTRY']._loaded_options = None
+  _globals['_GETVERIFIERINFORESPONSE_CONTEXTCOUNTERSENTRY']._serialized_options = b'8\001'
   _globals['_GETVERIFIERINFOREQUEST']._serialized_start=142
   _globals['_GETVERIFIERINFOREQUEST']._serialized_end=166
   _globals['_GETVERIFIERINFORESPONSE']._serialized_start=169
-  _globals['_GETVERIFIERINFORESPONSE']._serialized_end=498
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=500
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=521
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=523
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=559
-  _globals['_PREFILLREQUEST']._serialized_start=561
-  _globals['_PREFILLREQUEST']._serialized_end=670
-  _globals['_PREFILLRESPONSE']._serialized_start=672
-  _globals['_PREFILLRESPONSE']._serialized_end=787
-  _globals['_LISTHELDCONTEXTSREQUEST']._serialized_start=789
-  _globals['_LISTHELDCONTEXTSREQUEST']._serialized_end=814
-  _globals['_LISTHELDCONTEXTSRESPONSE']._serialized_start=816
-  _globals['_LISTHELDCONTEXTSRESPONSE']._serialized_end=881
-  _globals['_RELEASECONTEXTREQUEST']._serialized_start=883
-  _globals['_RELEASECONTEXTREQUEST']._serialized_end=920
-  _globals['_RELEASECONTEXTRESPONSE']._serialized_start=922
-  _globals['_RELEASECONTEXTRESPONSE']._serialized_end=946
-  _globals['_VERIFYREQUEST']._serialized_start=949
-  _globals['_VERIFYREQUEST']._serialized_end=1079
-  _globals['_VERIFYRESPONSE']._serialized_start=1082
-  _globals['_VERIFYRESPONSE']._serialized_end=1222
-  _globals['_OPENSEQUENCE']._serialized_start=1225
-  _globals['_OPENSEQUENCE']._serialized_end=1513
-  _globals['_SEQUENCEOPENED']._serialized_start=1516
-  _globals['_SEQUENCEOPENED']._serialized_end=1906
-  _globals['_VERIFYROUND']._serialized_start=1908
-  _globals['_VERIFYROUND']._serialized_end=2019
-  _globals['_ROUNDVERIFIED']._serialized_start=2021
-  _globals['_ROUNDVERIFIED']._serialized_end=2113
-  _globals['_VERIFIERSERVICE']._serialized_start=2116
-  _globals['_VERIFIERSERVICE']._serialized_end=2635
+  _globals['_GETVERIFIERINFORESPONSE']._serialized_end=707
+  _globals['_GETVERIFIERINFORESPONSE_CONTEXTCOUNTERSENTRY']._serialized_start=653
+  _globals['_GETVERIFIERINFORESPONSE_CONTEXTCOUNTERSENTRY']._serialized_end=707
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=709
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=730
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=732
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=768
+  _globals['_PREFILLREQUEST']._serialized_start=771
+  _globals['_PREFILLREQUEST']._serialized_end=921
+  _globals['_PREFILLRESPONSE']._serialized_start=924
+  _globals['_PREFILLRESPONSE']._serialized_end=1063
+  _globals['_WATCHPREFILLREQUEST']._serialized_start=1065
+  _globals['_WATCHPREFILLREQUEST']._serialized_end=1150
+  _globals['_WATCHPREFILLRESPONSE']._serialized_start=1152
+  _globals['_WATCHPREFILLRESPONSE']._serialized_end=1272
+  _globals['_LISTHELDCONTEXTSREQUEST']._serialized_start=1274
+  _globals['_LISTHELDCONTEXTSREQUEST']._serialized_end=1351
+  _globals['_LISTHELDCONTEXTSRESPONSE']._serialized_start=1353
+  _globals['_LISTHELDCONTEXTSRESPONSE']._serialized_end=1418
+  _globals['_RELEASECONTEXTREQUEST']._serialized_start=1420
+  _globals['_RELEASECONTEXTREQUEST']._serialized_end=1473
+  _globals['_RELEASECONTEXTRESPONSE']._serialized_start=1475
+  _globals['_RELEASECONTEXTRESPONSE']._serialized_end=1499
+  _globals['_TOUCHHELDCONTEXTREQUEST']._serialized_start=1501
+  _globals['_TOUCHHELDCONTEXTREQUEST']._serialized_end=1588
+  _globals['_TOUCHHELDCONTEXTRESPONSE']._serialized_start=1590
+  _globals['_TOUCHHELDCONTEXTRESPONSE']._serialized_end=1654
+  _globals['_VERIFYREQUEST']._serialized_start=1657
+  _globals['_VERIFYREQUEST']._serialized_end=1787
+  _globals['_VERIFYRESPONSE']._serialized_start=1790
+  _globals['_VERIFYRESPONSE']._serialized_end=1930
+  _globals['_TURNTOKENS']._serialized_start=1932
+  _globals['_TURNTOKENS']._serialized_end=1963
+  _globals['_OPENSEQUENCE']._serialized_start=1966
+  _globals['_OPENSEQUENCE']._serialized_end=2427
+  _globals['_SIGNALS']._serialized_start=2429
+  _globals['_SIGNALS']._serialized_end=2543
+  _globals['_SEQUENCEOPENED']._serialized_start=2546
+  _globals['_SEQUENCEOPENED']._serialized_end=3067
+  _globals['_VERIFYROUND']._serialized_start=3069
+  _globals['_VERIFYROUND']._serialized_end=3180
+  _globals['_ROUNDVERIFIED']._serialized_start=3183
+  _globals['_ROUNDVERIFIED']._serialized_end=3378
+  _globals['_VERIFIERSERVICE']._serialized_start=3381
+  _globals['_VERIFIERSERVICE']._serialized_end=4080
 # @@protoc_insertion_point(module_scope)

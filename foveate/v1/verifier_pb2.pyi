@@ -45,6 +45,26 @@ class GetVerifierInfoResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ContextCountersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     VERSION_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
@@ -57,6 +77,9 @@ class GetVerifierInfoResponse(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     POOL_USED_BYTES_FIELD_NUMBER: _builtins.int
     NUM_SEQUENCES_FIELD_NUMBER: _builtins.int
+    HAS_COLD_TIER_FIELD_NUMBER: _builtins.int
+    CONTEXT_COUNTERS_FIELD_NUMBER: _builtins.int
+    RELEVANCE_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """version of Foveate; a gateway of another minor version refuses to use it."""
     model: _builtins.str
@@ -75,6 +98,8 @@ class GetVerifierInfoResponse(_message.Message):
     """pool_used_bytes of the pool."""
     num_sequences: _builtins.int
     """num_sequences that are open."""
+    has_cold_tier: _builtins.bool
+    """has_cold_tier is true when contexts are kept in Redis as well."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """eos_token_ids that end an answer."""
@@ -86,6 +111,14 @@ class GetVerifierInfoResponse(_message.Message):
     @_builtins.property
     def limits(self) -> _answers_pb2.ServerLimits:
         """limits on media and sequences; the draft and answer defaults in it are unset, they are the gateway's."""
+
+    @_builtins.property
+    def context_counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """context_counters by name since the start, such as "restored_kv" or "cold_corrupt"; docs/contexts.md lists them."""
+
+    @_builtins.property
+    def relevance(self) -> _answers_pb2.RelevanceInfo:
+        """relevance settings of the model."""
 
     def __init__(
         self,
@@ -102,10 +135,13 @@ class GetVerifierInfoResponse(_message.Message):
         limits: _answers_pb2.ServerLimits | None = ...,
         pool_used_bytes: _builtins.int = ...,
         num_sequences: _builtins.int = ...,
+        has_cold_tier: _builtins.bool = ...,
+        context_counters: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        relevance: _answers_pb2.RelevanceInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kv_handle", b"kv_handle", "limits", b"limits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kv_handle", b"kv_handle", "limits", b"limits", "relevance", b"relevance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_kernel", b"attention_kernel", "deterministic", b"deterministic", "device", b"device", "eos_token_ids", b"eos_token_ids", "kv_handle", b"kv_handle", "limits", b"limits", "model", b"model", "model_fingerprint", b"model_fingerprint", "num_sequences", b"num_sequences", "pool_used_bytes", b"pool_used_bytes", "tokenizer_sha256", b"tokenizer_sha256", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_kernel", b"attention_kernel", "context_counters", b"context_counters", "deterministic", b"deterministic", "device", b"device", "eos_token_ids", b"eos_token_ids", "has_cold_tier", b"has_cold_tier", "kv_handle", b"kv_handle", "limits", b"limits", "model", b"model", "model_fingerprint", b"model_fingerprint", "num_sequences", b"num_sequences", "pool_used_bytes", b"pool_used_bytes", "relevance", b"relevance", "tokenizer_sha256", b"tokenizer_sha256", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -158,6 +194,10 @@ class PrefillRequest(_message.Message):
 
     SPEC_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    USABLE_POOL_IDS_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """tenant whose context it becomes, with the spec; part of the context's identity."""
     @_builtins.property
     def spec(self) -> _contexts_pb2.ContextSpec:
         """spec says what to prefill; exactly once, first."""
@@ -166,15 +206,23 @@ class PrefillRequest(_message.Message):
     def chunk(self) -> _contexts_pb2.MediaChunk:
         """chunk of an upload."""
 
+    @_builtins.property
+    def usable_pool_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """usable_pool_ids, with the spec, are the pools of other verifiers that the caller can use: a context that one of them holds, or is
+        making, is not made again here. None: it is always made here.
+        """
+
     def __init__(
         self,
         *,
         spec: _contexts_pb2.ContextSpec | None = ...,
         chunk: _contexts_pb2.MediaChunk | None = ...,
+        tenant: _builtins.str = ...,
+        usable_pool_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "payload", b"payload", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "payload", b"payload", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "payload", b"payload", "spec", b"spec", "tenant", b"tenant", "usable_pool_ids", b"usable_pool_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["spec", "chunk"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
@@ -185,6 +233,74 @@ Global___PrefillRequest: _TypeAlias = PrefillRequest  # noqa: Y015
 @_typing.final
 class PrefillResponse(_message.Message):
     """A message from Prefill."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    HOLDER_POOL_ID_FIELD_NUMBER: _builtins.int
+    holder_pool_id: _builtins.str
+    """holder_pool_id, with the context, names the pool that holds it: this verifier's, or another's that was making it already."""
+    @_builtins.property
+    def progress(self) -> _contexts_pb2.ContextProgress:
+        """progress of the stage that is running."""
+
+    @_builtins.property
+    def context(self) -> _contexts_pb2.Context:
+        """context is ready; last message."""
+
+    def __init__(
+        self,
+        *,
+        progress: _contexts_pb2.ContextProgress | None = ...,
+        context: _contexts_pb2.Context | None = ...,
+        holder_pool_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "event", b"event", "progress", b"progress"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "event", b"event", "holder_pool_id", b"holder_pool_id", "progress", b"progress"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["progress", "context"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___PrefillResponse: _TypeAlias = PrefillResponse  # noqa: Y015
+
+@_typing.final
+class WatchPrefillRequest(_message.Message):
+    """Names what to watch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """tenant whose prefill it is."""
+    request_id: _builtins.str
+    """request_id of a creation."""
+    name: _builtins.str
+    """name "contexts/{id}" of a context."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "request_id", b"request_id", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "request_id", b"request_id", "target", b"target", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["request_id", "name"]  # noqa: Y015
+    _WhichOneofArgType_target: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_target) -> _WhichOneofReturnType_target | None: ...
+
+Global___WatchPrefillRequest: _TypeAlias = WatchPrefillRequest  # noqa: Y015
+
+@_typing.final
+class WatchPrefillResponse(_message.Message):
+    """A message from WatchPrefill."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -212,7 +328,7 @@ class PrefillResponse(_message.Message):
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
-Global___PrefillResponse: _TypeAlias = PrefillResponse  # noqa: Y015
+Global___WatchPrefillResponse: _TypeAlias = WatchPrefillResponse  # noqa: Y015
 
 @_typing.final
 class ListHeldContextsRequest(_message.Message):
@@ -220,12 +336,25 @@ class ListHeldContextsRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    TENANT_FIELD_NUMBER: _builtins.int
+    INCLUDE_COLD_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """tenant whose contexts to list."""
+    include_cold: _builtins.bool
+    """include_cold lists contexts that only the cold tier has as well."""
+    name: _builtins.str
+    """name "contexts/{id}" of the only one to list; empty: all."""
     def __init__(
         self,
+        *,
+        tenant: _builtins.str = ...,
+        include_cold: _builtins.bool = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["include_cold", b"include_cold", "name", b"name", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -262,16 +391,20 @@ class ReleaseContextRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """name "contexts/{id}"."""
+    tenant: _builtins.str
+    """tenant whose context it is; another tenant's is NOT_FOUND."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -293,6 +426,62 @@ class ReleaseContextResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseContextResponse: _TypeAlias = ReleaseContextResponse  # noqa: Y015
+
+@_typing.final
+class TouchHeldContextRequest(_message.Message):
+    """Names the context to keep."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """name "contexts/{id}"."""
+    tenant: _builtins.str
+    """tenant whose context it is; another tenant's is NOT_FOUND."""
+    pinned: _builtins.bool
+    """pinned: true pins it, false unpins it; unset leaves that as it is."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        pinned: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_pinned", b"_pinned", "pinned", b"pinned"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pinned", b"_pinned", "name", b"name", "pinned", b"pinned", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__pinned: _TypeAlias = _typing.Literal["pinned"]  # noqa: Y015
+    _WhichOneofArgType__pinned: _TypeAlias = _typing.Literal["_pinned", b"_pinned"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pinned) -> _WhichOneofReturnType__pinned | None: ...
+
+Global___TouchHeldContextRequest: _TypeAlias = TouchHeldContextRequest  # noqa: Y015
+
+@_typing.final
+class TouchHeldContextResponse(_message.Message):
+    """The context as it is now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def context(self) -> _contexts_pb2.Context:
+        """context that was touched."""
+
+    def __init__(
+        self,
+        *,
+        context: _contexts_pb2.Context | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TouchHeldContextResponse: _TypeAlias = TouchHeldContextResponse  # noqa: Y015
 
 @_typing.final
 class VerifyRequest(_message.Message):
@@ -367,6 +556,30 @@ class VerifyResponse(_message.Message):
 Global___VerifyResponse: _TypeAlias = VerifyResponse  # noqa: Y015
 
 @_typing.final
+class TurnTokens(_message.Message):
+    """Tokens of a turn."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """token_ids in order; empty when they are not known. Ids outside the vocabulary: INVALID_ARGUMENT."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TurnTokens: _TypeAlias = TurnTokens  # noqa: Y015
+
+@_typing.final
 class OpenSequence(_message.Message):
     """Starts a sequence: prefills history and question into a thread slab on top of a context, and picks the sparse view."""
 
@@ -380,6 +593,12 @@ class OpenSequence(_message.Message):
     NUM_SELECTED_FIELD_NUMBER: _builtins.int
     VISUAL_BUDGET_FIELD_NUMBER: _builtins.int
     SELECTION_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    ANSWER_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    HISTORY_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    KEEP_THREAD_FIELD_NUMBER: _builtins.int
+    SIGNALS_FIELD_NUMBER: _builtins.int
+    WANTS_VIDEO_FIELD_NUMBER: _builtins.int
     context: _builtins.str
     """context "contexts/{id}"."""
     question: _builtins.str
@@ -391,7 +610,15 @@ class OpenSequence(_message.Message):
     visual_budget: _builtins.float
     """visual_budget is the share of visual tokens to select, instead of num_selected; unset: num_selected holds."""
     selection: _answers_pb2.SelectionMethod.ValueType
-    """selection method."""
+    """selection method; unset: ATTENTION."""
+    tenant: _builtins.str
+    """tenant who asks; another tenant's context is NOT_FOUND."""
+    keep_thread: _builtins.bool
+    """keep_thread keeps the sequence's KV after a good end, while there is room, so that the conversation's next turn need not compute it."""
+    wants_video: _builtins.bool
+    """wants_video asks for what a small drafter needs to look at the video itself. FAILED_PRECONDITION (NO_PATCHES) when the verifier keeps
+    no patches.
+    """
     @_builtins.property
     def history(self) -> _containers.RepeatedCompositeFieldContainer[_answers_pb2.Turn]:
         """history of earlier turns."""
@@ -399,6 +626,22 @@ class OpenSequence(_message.Message):
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
         """sampling of tokens; seed is required when temperature is above 0."""
+
+    @_builtins.property
+    def answer_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """answer_token_ids of this answer that are committed already, when it goes on after another verifier was lost. They are prefilled after
+        the prompt and count as part of it in num_prompt_tokens; first_token_id then follows them.
+        """
+
+    @_builtins.property
+    def history_token_ids(self) -> _containers.RepeatedCompositeFieldContainer[Global___TurnTokens]:
+        """history_token_ids: the ids that the model's turns of history were generated as, one entry for every turn of history, or none at all. A
+        turn whose entry is empty is tokenized from its text, and so is one whose ids are not exactly its text.
+        """
+
+    @_builtins.property
+    def signals(self) -> Global___Signals:
+        """signals that every round's reply shall carry beside the target's tokens."""
 
     def __init__(
         self,
@@ -411,10 +654,16 @@ class OpenSequence(_message.Message):
         num_selected: _builtins.int | None = ...,
         visual_budget: _builtins.float | None = ...,
         selection: _answers_pb2.SelectionMethod.ValueType = ...,
+        tenant: _builtins.str = ...,
+        answer_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        history_token_ids: _abc.Iterable[Global___TurnTokens] | None = ...,
+        keep_thread: _builtins.bool = ...,
+        signals: Global___Signals | None = ...,
+        wants_video: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_selected", b"_num_selected", "_visual_budget", b"_visual_budget", "num_selected", b"num_selected", "sampling", b"sampling", "visual_budget", b"visual_budget"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_selected", b"_num_selected", "_visual_budget", b"_visual_budget", "num_selected", b"num_selected", "sampling", b"sampling", "signals", b"signals", "visual_budget", b"visual_budget"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_selected", b"_num_selected", "_visual_budget", b"_visual_budget", "context", b"context", "history", b"history", "max_tokens", b"max_tokens", "num_selected", b"num_selected", "question", b"question", "sampling", b"sampling", "selection", b"selection", "visual_budget", b"visual_budget"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_selected", b"_num_selected", "_visual_budget", b"_visual_budget", "answer_token_ids", b"answer_token_ids", "context", b"context", "history", b"history", "history_token_ids", b"history_token_ids", "keep_thread", b"keep_thread", "max_tokens", b"max_tokens", "num_selected", b"num_selected", "question", b"question", "sampling", b"sampling", "selection", b"selection", "signals", b"signals", "tenant", b"tenant", "visual_budget", b"visual_budget", "wants_video", b"wants_video"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_selected: _TypeAlias = _typing.Literal["num_selected"]  # noqa: Y015
     _WhichOneofArgType__num_selected: _TypeAlias = _typing.Literal["_num_selected", b"_num_selected"]  # noqa: Y015
@@ -426,6 +675,42 @@ class OpenSequence(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__visual_budget) -> _WhichOneofReturnType__visual_budget | None: ...
 
 Global___OpenSequence: _TypeAlias = OpenSequence  # noqa: Y015
+
+@_typing.final
+class Signals(_message.Message):
+    """What a policy asks the verifier to measure. All of it is free or nearly so beside the pass itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELEVANCE_FIELD_NUMBER: _builtins.int
+    NUM_NEAREST_FIELD_NUMBER: _builtins.int
+    ENTROPY_FIELD_NUMBER: _builtins.int
+    LOG_PROBABILITIES_FIELD_NUMBER: _builtins.int
+    relevance: _builtins.bool
+    """relevance of every place to the video."""
+    num_nearest: _builtins.int
+    """num_nearest visual states that relevance averages, 1 to 1024. Unset: the model's own setting. Outside: INVALID_ARGUMENT."""
+    entropy: _builtins.bool
+    """entropy of the target at every place."""
+    log_probabilities: _builtins.bool
+    """log_probabilities of draft and target tokens."""
+    def __init__(
+        self,
+        *,
+        relevance: _builtins.bool = ...,
+        num_nearest: _builtins.int | None = ...,
+        entropy: _builtins.bool = ...,
+        log_probabilities: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_nearest", b"_num_nearest", "num_nearest", b"num_nearest"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_nearest", b"_num_nearest", "entropy", b"entropy", "log_probabilities", b"log_probabilities", "num_nearest", b"num_nearest", "relevance", b"relevance"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__num_nearest: _TypeAlias = _typing.Literal["num_nearest"]  # noqa: Y015
+    _WhichOneofArgType__num_nearest: _TypeAlias = _typing.Literal["_num_nearest", b"_num_nearest"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_nearest) -> _WhichOneofReturnType__num_nearest | None: ...
+
+Global___Signals: _TypeAlias = Signals  # noqa: Y015
 
 @_typing.final
 class SequenceOpened(_message.Message):
@@ -445,6 +730,10 @@ class SequenceOpened(_message.Message):
     FIRST_TOKEN_ID_FIELD_NUMBER: _builtins.int
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PREFILL_US_FIELD_NUMBER: _builtins.int
+    FETCH_FIELD_NUMBER: _builtins.int
+    NUM_REUSED_TOKENS_FIELD_NUMBER: _builtins.int
+    VIDEO_FIELD_NUMBER: _builtins.int
+    LOSSY_CONTEXT_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """sequence_id, unique in the pool's life."""
     num_context_tokens: _builtins.int
@@ -457,6 +746,10 @@ class SequenceOpened(_message.Message):
     """first_token_id chosen after the prompt."""
     prefill_us: _builtins.int
     """prefill_us of device time for the thread's prompt and the selection, in microseconds."""
+    num_reused_tokens: _builtins.int
+    """num_reused_tokens of the thread's prompt whose KV was kept from an earlier sequence of the conversation."""
+    lossy_context: _builtins.bool
+    """lossy_context: the context's keys and values came back from the cold tier in eight bits."""
     @_builtins.property
     def kv_handle(self) -> _kv_pb2.KvHandle:
         """kv_handle of the pool."""
@@ -481,6 +774,14 @@ class SequenceOpened(_message.Message):
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """prompt_token_ids of history and question (the thread's part of the prompt)."""
 
+    @_builtins.property
+    def fetch(self) -> _contexts_pb2.ContextFetch:
+        """fetch says how the verifier came by the context for this sequence."""
+
+    @_builtins.property
+    def video(self) -> _kv_pb2.VideoSource:
+        """video for a small drafter; unset unless it was asked for."""
+
     def __init__(
         self,
         *,
@@ -496,10 +797,14 @@ class SequenceOpened(_message.Message):
         first_token_id: _builtins.int = ...,
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         prefill_us: _builtins.int = ...,
+        fetch: _contexts_pb2.ContextFetch | None = ...,
+        num_reused_tokens: _builtins.int = ...,
+        video: _kv_pb2.VideoSource | None = ...,
+        lossy_context: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "kv_handle", b"kv_handle", "selection", b"selection", "thread", b"thread"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "fetch", b"fetch", "kv_handle", b"kv_handle", "selection", b"selection", "thread", b"thread", "video", b"video"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "first_token_id", b"first_token_id", "kv_handle", b"kv_handle", "num_context_tokens", b"num_context_tokens", "num_prompt_tokens", b"num_prompt_tokens", "position_delta", b"position_delta", "prefill_us", b"prefill_us", "prompt_token_ids", b"prompt_token_ids", "selection", b"selection", "sequence_id", b"sequence_id", "thread", b"thread", "visual_spans", b"visual_spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "fetch", b"fetch", "first_token_id", b"first_token_id", "kv_handle", b"kv_handle", "lossy_context", b"lossy_context", "num_context_tokens", b"num_context_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_reused_tokens", b"num_reused_tokens", "position_delta", b"position_delta", "prefill_us", b"prefill_us", "prompt_token_ids", b"prompt_token_ids", "selection", b"selection", "sequence_id", b"sequence_id", "thread", b"thread", "video", b"video", "visual_spans", b"visual_spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -559,6 +864,10 @@ class RoundVerified(_message.Message):
     BASE_LEN_FIELD_NUMBER: _builtins.int
     TARGET_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     MODEL_US_FIELD_NUMBER: _builtins.int
+    RELEVANCE_FIELD_NUMBER: _builtins.int
+    ENTROPY_FIELD_NUMBER: _builtins.int
+    DRAFT_LOG_PROBABILITIES_FIELD_NUMBER: _builtins.int
+    TARGET_LOG_PROBABILITIES_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """round that was verified."""
     base_len: _builtins.int
@@ -569,6 +878,26 @@ class RoundVerified(_message.Message):
     def target_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """target_token_ids: at index i the target's token in place of draft token i; one more at the end, after the last draft token."""
 
+    @_builtins.property
+    def relevance(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """relevance at each place of target_token_ids, when asked for: mean of the largest cosines between the place's hidden state and the
+        context's visual states. The last place, which has no draft token, counts as its own prediction.
+        """
+
+    @_builtins.property
+    def entropy(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """entropy at each place of target_token_ids, when asked for: -sum p ln p over the target's three largest probabilities, in nats, before
+        temperature, top-k and top-p.
+        """
+
+    @_builtins.property
+    def draft_log_probabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """draft_log_probabilities that the target gives each draft token, when asked for; natural logarithm, of the same distribution."""
+
+    @_builtins.property
+    def target_log_probabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """target_log_probabilities of target_token_ids, when asked for."""
+
     def __init__(
         self,
         *,
@@ -576,10 +905,14 @@ class RoundVerified(_message.Message):
         base_len: _builtins.int = ...,
         target_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         model_us: _builtins.int = ...,
+        relevance: _abc.Iterable[_builtins.float] | None = ...,
+        entropy: _abc.Iterable[_builtins.float] | None = ...,
+        draft_log_probabilities: _abc.Iterable[_builtins.float] | None = ...,
+        target_log_probabilities: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "model_us", b"model_us", "round", b"round", "target_token_ids", b"target_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "draft_log_probabilities", b"draft_log_probabilities", "entropy", b"entropy", "model_us", b"model_us", "relevance", b"relevance", "round", b"round", "target_log_probabilities", b"target_log_probabilities", "target_token_ids", b"target_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

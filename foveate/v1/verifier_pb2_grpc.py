@@ -50,6 +50,11 @@ class VerifierServiceStub(object):
                 request_serializer=foveate_dot_v1_dot_verifier__pb2.PrefillRequest.SerializeToString,
                 response_deserializer=foveate_dot_v1_dot_verifier__pb2.PrefillResponse.FromString,
                 _registered_method=True)
+        self.WatchPrefill = channel.unary_stream(
+                '/foveate.v1.VerifierService/WatchPrefill',
+                request_serializer=foveate_dot_v1_dot_verifier__pb2.WatchPrefillRequest.SerializeToString,
+                response_deserializer=foveate_dot_v1_dot_verifier__pb2.WatchPrefillResponse.FromString,
+                _registered_method=True)
         self.ListHeldContexts = channel.unary_unary(
                 '/foveate.v1.VerifierService/ListHeldContexts',
                 request_serializer=foveate_dot_v1_dot_verifier__pb2.ListHeldContextsRequest.SerializeToString,
@@ -59,6 +64,11 @@ class VerifierServiceStub(object):
                 '/foveate.v1.VerifierService/ReleaseContext',
                 request_serializer=foveate_dot_v1_dot_verifier__pb2.ReleaseContextRequest.SerializeToString,
                 response_deserializer=foveate_dot_v1_dot_verifier__pb2.ReleaseContextResponse.FromString,
+                _registered_method=True)
+        self.TouchHeldContext = channel.unary_unary(
+                '/foveate.v1.VerifierService/TouchHeldContext',
+                request_serializer=foveate_dot_v1_dot_verifier__pb2.TouchHeldContextRequest.SerializeToString,
+                response_deserializer=foveate_dot_v1_dot_verifier__pb2.TouchHeldContextResponse.FromString,
                 _registered_method=True)
         self.Verify = channel.stream_stream(
                 '/foveate.v1.VerifierService/Verify',
@@ -92,15 +102,29 @@ class VerifierServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchPrefill(self, request, context):
+        """WatchPrefill streams the progress of a prefill, as ContextService.WatchContext does. NOT_FOUND: none such here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListHeldContexts(self, request, context):
-        """ListHeldContexts returns every context in the pool, newest first.
+        """ListHeldContexts returns a tenant's contexts in the pool, and those that only the cold tier has when asked for, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseContext(self, request, context):
-        """ReleaseContext frees a context once no sequence uses it. NOT_FOUND when it is not held.
+        """ReleaseContext frees a context once no sequence uses it, and deletes its cold copies. NOT_FOUND when there is neither.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TouchHeldContext(self, request, context):
+        """TouchHeldContext puts a context's expiry off, here and in the cold tier, and may pin it. NOT_FOUND when it is in neither.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -111,7 +135,8 @@ class VerifierServiceServicer(object):
         is running.
 
         FAILED_PRECONDITION (BASE_LEN_MISMATCH): a round's base_len is not one that this sequence can be truncated to.
-        NOT_FOUND: the context is not held. RESOURCE_EXHAUSTED: no room for the thread.
+        NOT_FOUND: the context is neither held nor in the cold tier. RESOURCE_EXHAUSTED: no room for the thread. UNAVAILABLE: the context is
+        not held, and the cold tier cannot be reached.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -135,6 +160,11 @@ def add_VerifierServiceServicer_to_server(servicer, server):
                     request_deserializer=foveate_dot_v1_dot_verifier__pb2.PrefillRequest.FromString,
                     response_serializer=foveate_dot_v1_dot_verifier__pb2.PrefillResponse.SerializeToString,
             ),
+            'WatchPrefill': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchPrefill,
+                    request_deserializer=foveate_dot_v1_dot_verifier__pb2.WatchPrefillRequest.FromString,
+                    response_serializer=foveate_dot_v1_dot_verifier__pb2.WatchPrefillResponse.SerializeToString,
+            ),
             'ListHeldContexts': grpc.unary_unary_rpc_method_handler(
                     servicer.ListHeldContexts,
                     request_deserializer=foveate_dot_v1_dot_verifier__pb2.ListHeldContextsRequest.FromString,
@@ -144,6 +174,11 @@ def add_VerifierServiceServicer_to_server(servicer, server):
                     servicer.ReleaseContext,
                     request_deserializer=foveate_dot_v1_dot_verifier__pb2.ReleaseContextRequest.FromString,
                     response_serializer=foveate_dot_v1_dot_verifier__pb2.ReleaseContextResponse.SerializeToString,
+            ),
+            'TouchHeldContext': grpc.unary_unary_rpc_method_handler(
+                    servicer.TouchHeldContext,
+                    request_deserializer=foveate_dot_v1_dot_verifier__pb2.TouchHeldContextRequest.FromString,
+                    response_serializer=foveate_dot_v1_dot_verifier__pb2.TouchHeldContextResponse.SerializeToString,
             ),
             'Verify': grpc.stream_stream_rpc_method_handler(
                     servicer.Verify,
@@ -244,6 +279,33 @@ class VerifierService(object):
             _registered_method=True)
 
     @staticmethod
+    def WatchPrefill(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/foveate.v1.VerifierService/WatchPrefill',
+            foveate_dot_v1_dot_verifier__pb2.WatchPrefillRequest.SerializeToString,
+            foveate_dot_v1_dot_verifier__pb2.WatchPrefillResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListHeldContexts(request,
             target,
             options=(),
@@ -287,6 +349,33 @@ class VerifierService(object):
             '/foveate.v1.VerifierService/ReleaseContext',
             foveate_dot_v1_dot_verifier__pb2.ReleaseContextRequest.SerializeToString,
             foveate_dot_v1_dot_verifier__pb2.ReleaseContextResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TouchHeldContext(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foveate.v1.VerifierService/TouchHeldContext',
+            foveate_dot_v1_dot_verifier__pb2.TouchHeldContextRequest.SerializeToString,
+            foveate_dot_v1_dot_verifier__pb2.TouchHeldContextResponse.FromString,
             options,
             channel_credentials,
             insecure,

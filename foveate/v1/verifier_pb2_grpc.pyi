@@ -39,16 +39,21 @@ class VerifierServiceStub:
     """GetTokenizer streams the model's tokenizer.json, so that a gateway can turn tokens into text without a copy of the model."""
     Prefill: _grpc.StreamStreamMultiCallable[_verifier_pb2.PrefillRequest, _verifier_pb2.PrefillResponse]
     """Prefill makes a context, as ContextService.CreateContext does, with the same messages' payloads and errors."""
+    WatchPrefill: _grpc.UnaryStreamMultiCallable[_verifier_pb2.WatchPrefillRequest, _verifier_pb2.WatchPrefillResponse]
+    """WatchPrefill streams the progress of a prefill, as ContextService.WatchContext does. NOT_FOUND: none such here."""
     ListHeldContexts: _grpc.UnaryUnaryMultiCallable[_verifier_pb2.ListHeldContextsRequest, _verifier_pb2.ListHeldContextsResponse]
-    """ListHeldContexts returns every context in the pool, newest first."""
+    """ListHeldContexts returns a tenant's contexts in the pool, and those that only the cold tier has when asked for, newest first."""
     ReleaseContext: _grpc.UnaryUnaryMultiCallable[_verifier_pb2.ReleaseContextRequest, _verifier_pb2.ReleaseContextResponse]
-    """ReleaseContext frees a context once no sequence uses it. NOT_FOUND when it is not held."""
+    """ReleaseContext frees a context once no sequence uses it, and deletes its cold copies. NOT_FOUND when there is neither."""
+    TouchHeldContext: _grpc.UnaryUnaryMultiCallable[_verifier_pb2.TouchHeldContextRequest, _verifier_pb2.TouchHeldContextResponse]
+    """TouchHeldContext puts a context's expiry off, here and in the cold tier, and may pin it. NOT_FOUND when it is in neither."""
     Verify: _grpc.StreamStreamMultiCallable[_verifier_pb2.VerifyRequest, _verifier_pb2.VerifyResponse]
     """Verify serves one answer: `open` once, then rounds. When the stream ends, however it ends, the sequence is freed after the step that
     is running.
 
     FAILED_PRECONDITION (BASE_LEN_MISMATCH): a round's base_len is not one that this sequence can be truncated to.
-    NOT_FOUND: the context is not held. RESOURCE_EXHAUSTED: no room for the thread.
+    NOT_FOUND: the context is neither held nor in the cold tier. RESOURCE_EXHAUSTED: no room for the thread. UNAVAILABLE: the context is
+    not held, and the cold tier cannot be reached.
     """
 
 @_typing.type_check_only
@@ -62,16 +67,21 @@ class VerifierServiceAsyncStub(VerifierServiceStub):
     """GetTokenizer streams the model's tokenizer.json, so that a gateway can turn tokens into text without a copy of the model."""
     Prefill: _aio.StreamStreamMultiCallable[_verifier_pb2.PrefillRequest, _verifier_pb2.PrefillResponse]  # type: ignore[assignment]
     """Prefill makes a context, as ContextService.CreateContext does, with the same messages' payloads and errors."""
+    WatchPrefill: _aio.UnaryStreamMultiCallable[_verifier_pb2.WatchPrefillRequest, _verifier_pb2.WatchPrefillResponse]  # type: ignore[assignment]
+    """WatchPrefill streams the progress of a prefill, as ContextService.WatchContext does. NOT_FOUND: none such here."""
     ListHeldContexts: _aio.UnaryUnaryMultiCallable[_verifier_pb2.ListHeldContextsRequest, _verifier_pb2.ListHeldContextsResponse]  # type: ignore[assignment]
-    """ListHeldContexts returns every context in the pool, newest first."""
+    """ListHeldContexts returns a tenant's contexts in the pool, and those that only the cold tier has when asked for, newest first."""
     ReleaseContext: _aio.UnaryUnaryMultiCallable[_verifier_pb2.ReleaseContextRequest, _verifier_pb2.ReleaseContextResponse]  # type: ignore[assignment]
-    """ReleaseContext frees a context once no sequence uses it. NOT_FOUND when it is not held."""
+    """ReleaseContext frees a context once no sequence uses it, and deletes its cold copies. NOT_FOUND when there is neither."""
+    TouchHeldContext: _aio.UnaryUnaryMultiCallable[_verifier_pb2.TouchHeldContextRequest, _verifier_pb2.TouchHeldContextResponse]  # type: ignore[assignment]
+    """TouchHeldContext puts a context's expiry off, here and in the cold tier, and may pin it. NOT_FOUND when it is in neither."""
     Verify: _aio.StreamStreamMultiCallable[_verifier_pb2.VerifyRequest, _verifier_pb2.VerifyResponse]  # type: ignore[assignment]
     """Verify serves one answer: `open` once, then rounds. When the stream ends, however it ends, the sequence is freed after the step that
     is running.
 
     FAILED_PRECONDITION (BASE_LEN_MISMATCH): a round's base_len is not one that this sequence can be truncated to.
-    NOT_FOUND: the context is not held. RESOURCE_EXHAUSTED: no room for the thread.
+    NOT_FOUND: the context is neither held nor in the cold tier. RESOURCE_EXHAUSTED: no room for the thread. UNAVAILABLE: the context is
+    not held, and the cold tier cannot be reached.
     """
 
 class VerifierServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -102,12 +112,20 @@ class VerifierServiceServicer(metaclass=_abc_1.ABCMeta):
         """Prefill makes a context, as ContextService.CreateContext does, with the same messages' payloads and errors."""
 
     @_abc_1.abstractmethod
+    def WatchPrefill(
+        self,
+        request: _verifier_pb2.WatchPrefillRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_verifier_pb2.WatchPrefillResponse], _abc.AsyncIterator[_verifier_pb2.WatchPrefillResponse]]:
+        """WatchPrefill streams the progress of a prefill, as ContextService.WatchContext does. NOT_FOUND: none such here."""
+
+    @_abc_1.abstractmethod
     def ListHeldContexts(
         self,
         request: _verifier_pb2.ListHeldContextsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_verifier_pb2.ListHeldContextsResponse, _abc.Awaitable[_verifier_pb2.ListHeldContextsResponse]]:
-        """ListHeldContexts returns every context in the pool, newest first."""
+        """ListHeldContexts returns a tenant's contexts in the pool, and those that only the cold tier has when asked for, newest first."""
 
     @_abc_1.abstractmethod
     def ReleaseContext(
@@ -115,7 +133,15 @@ class VerifierServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _verifier_pb2.ReleaseContextRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_verifier_pb2.ReleaseContextResponse, _abc.Awaitable[_verifier_pb2.ReleaseContextResponse]]:
-        """ReleaseContext frees a context once no sequence uses it. NOT_FOUND when it is not held."""
+        """ReleaseContext frees a context once no sequence uses it, and deletes its cold copies. NOT_FOUND when there is neither."""
+
+    @_abc_1.abstractmethod
+    def TouchHeldContext(
+        self,
+        request: _verifier_pb2.TouchHeldContextRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_verifier_pb2.TouchHeldContextResponse, _abc.Awaitable[_verifier_pb2.TouchHeldContextResponse]]:
+        """TouchHeldContext puts a context's expiry off, here and in the cold tier, and may pin it. NOT_FOUND when it is in neither."""
 
     @_abc_1.abstractmethod
     def Verify(
@@ -127,7 +153,8 @@ class VerifierServiceServicer(metaclass=_abc_1.ABCMeta):
         is running.
 
         FAILED_PRECONDITION (BASE_LEN_MISMATCH): a round's base_len is not one that this sequence can be truncated to.
-        NOT_FOUND: the context is not held. RESOURCE_EXHAUSTED: no room for the thread.
+        NOT_FOUND: the context is neither held nor in the cold tier. RESOURCE_EXHAUSTED: no room for the thread. UNAVAILABLE: the context is
+        not held, and the cold tier cannot be reached.
         """
 
 def add_VerifierServiceServicer_to_server(servicer: VerifierServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
