@@ -1,6 +1,6 @@
 """A procedurally drawn video world with known facts: videos, questions about them, and an exact score of answers."""
 
-from bench.world.mp4 import read_mp4, write_mp4
+from bench.world.mp4 import iterate_mp4, read_mp4, write_mp4
 from bench.world.sample import Fact, Sample, asked_cells, asked_things
 from bench.world.scenes import Plan, Scene, Thing, World, sample_world
 from bench.world.scoring import facts, score
@@ -21,6 +21,7 @@ __all__ = [
     "asked_things",
     "facts",
     "held_out",
+    "iterate_mp4",
     "read_mp4",
     "sample_world",
     "score",

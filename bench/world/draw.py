@@ -109,9 +109,17 @@ def draw(world: World, *, first_frame: int = 0, end_frame: int | None = None, sc
             continue
         at = (mark.frames - first_frame)[:, None, None], mark.rows[:, :, None], mark.cols[:, None, :]
         below = frames[at]
-        frames[at] = below + mark.alpha[..., None] * (_rgb(COLOR_RGB[thing.color], thing.tint) - below)
+        frames[at] = below + mark.alpha[..., None] * (_colors(thing, mark.frames)[:, None, None] - below)
     rounded: NDArray[np.uint8] = np.clip(frames + 0.5, 0, 255).astype(np.uint8)
     return rounded
+
+
+def _colors(thing: Thing, frames: Ints) -> Floats:
+    """[num_frames, 3]"""
+    colors = np.tile(_rgb(COLOR_RGB[thing.color], thing.tint), (len(frames), 1))
+    if thing.turns_to and thing.turns_pair is not None:
+        colors[frames >= 2 * thing.turns_pair] = _rgb(COLOR_RGB[thing.turns_to], thing.tint)
+    return colors
 
 
 def _rgb(color: tuple[int, int, int], tint: tuple[int, int, int]) -> Floats:

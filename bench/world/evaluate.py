@@ -26,6 +26,14 @@ TASKS: tuple[tuple[str, bool | None], ...] = (
     ("describe", True),
     ("question", None),
     ("multiple_choice", None),
+    ("yes_no", None),
+)
+TRAINING_TASKS = (
+    ("caption", None),
+    ("describe", True),
+    ("question", None),
+    ("multiple_choice", None),
+    ("yes_no", None),
 )
 
 
@@ -66,7 +74,7 @@ def draw_samples(split: str, task: tuple[str, bool | None], num_pairs: int, num_
 def evaluate(answerer: Answerer, samples: list[Sample]) -> dict[str, object]:
     tally = Tally()
     for sample in samples:
-        tally.add(score(sample, answerer.answer(sample.world, sample.question)))
+        tally.add(score(sample, answerer.answer(sample.world, [sample.question])[0]))
     return tally.summary()
 
 
@@ -74,7 +82,7 @@ def wrong_video(answerer: Answerer, samples: list[Sample]) -> dict[str, object]:
     """The control: descriptions asked for with the video of the next sample."""
     tally = Tally()
     for sample, other in itertools.pairwise(samples):
-        tally.add(score(sample, answerer.answer(other.world, sample.question)))
+        tally.add(score(sample, answerer.answer(other.world, [sample.question])[0]))
     return tally.summary()
 
 
@@ -96,7 +104,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    answerer = Answerer(args.checkpoint)
+    answerer = Answerer.load(args.checkpoint)
     results: dict[str, dict[str, object]] = {}
     for num_pairs in args.frame_pairs:
         for task in TASKS:

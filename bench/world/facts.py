@@ -39,4 +39,5 @@ WORDS_BY_FACT: dict[str, tuple[str, ...]] = {
     "background": BACKGROUNDS,
     "count": NUMBERS,
 }
+EVENTS = ("appears", "disappears", "stays")
 FACT_WORDS = frozenset(word for words in WORDS_BY_FACT.values() for word in words)

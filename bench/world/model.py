@@ -1,11 +1,9 @@
-"""Untrained Qwen2.5-VL models of tiny sizes."""
+"""Sizes of the tiny models, and what all of their text models share."""
 
 from dataclasses import dataclass
-
-from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from typing import Any
 
 VOCAB_SIZE = 928
-MROPE_SECTION = [4, 6, 6]  # of head_dim 32
 SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -21,7 +19,7 @@ TOKEN_ID = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Sizes of a tiny Qwen2.5-VL; head_dim is 32 throughout."""
+    """Sizes of a tiny model; head_dim is 32 throughout."""
 
     hidden_size: int
     num_layers: int
@@ -60,8 +58,12 @@ MODEL_SIZES = {
 }
 
 
-def build_config(size: ModelSize) -> Qwen2_5_VLConfig:
-    text = {
+def text_config(size: ModelSize, *, mrope_section: list[int] | None = None) -> dict[str, Any]:
+    """Settings of a Qwen2 text model; with sections its positions have three axes."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e6}
+    if mrope_section is not None:
+        rope["mrope_section"] = mrope_section
+    return {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": size.hidden_size,
         "intermediate_size": size.intermediate_size,
@@ -70,40 +72,17 @@ def build_config(size: ModelSize) -> Qwen2_5_VLConfig:
         "num_key_value_heads": size.num_kv_heads,
         "max_position_embeddings": 131072,
         "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": MROPE_SECTION},
+        "rope_parameters": rope,
         "bos_token_id": None,
         "eos_token_id": TOKEN_ID["<|im_end|>"],
         "pad_token_id": TOKEN_ID["<|endoftext|>"],
         "tie_word_embeddings": True,
         "initializer_range": 0.02,
     }
-    vision = {
-        "depth": size.vision_depth,
-        "hidden_size": size.vision_hidden_size,
-        "intermediate_size": size.vision_intermediate_size,
-        "num_heads": size.vision_num_heads,
-        "out_hidden_size": size.hidden_size,
-        "patch_size": 8,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-        "tokens_per_second": 2,
-        "window_size": 48,
-        "fullatt_block_indexes": list(range(size.vision_depth)),
-        "in_channels": 3,
-    }
-    return Qwen2_5_VLConfig(
-        text_config=text,
-        vision_config=vision,
-        image_token_id=TOKEN_ID["<|image_pad|>"],
-        video_token_id=TOKEN_ID["<|video_pad|>"],
-        vision_start_token_id=TOKEN_ID["<|vision_start|>"],
-        vision_end_token_id=TOKEN_ID["<|vision_end|>"],
-        tie_word_embeddings=True,
-    )
 
 
-def build_model(size: ModelSize) -> Qwen2_5_VLForConditionalGeneration:
-    model = Qwen2_5_VLForConditionalGeneration(build_config(size))
+def finish(model: Any) -> Any:
+    """Lets `generate` stop at the end of a turn."""
     model.generation_config.eos_token_id = TOKEN_ID["<|im_end|>"]
     model.generation_config.pad_token_id = TOKEN_ID["<|endoftext|>"]
     return model

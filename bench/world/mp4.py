@@ -1,5 +1,6 @@
 """Worlds as video files, and back."""
 
+import itertools
 from collections.abc import Iterator
 from fractions import Fraction
 from os import PathLike
@@ -32,6 +33,14 @@ def read_mp4(path: str | PathLike[str]) -> NDArray[np.uint8]:
     """All frames of a short file: [num_frames, height, width, 3]."""
     with av.open(str(path)) as container:
         return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+
+
+def iterate_mp4(path: str | PathLike[str], *, num_frames: int = 256) -> Iterator[NDArray[np.uint8]]:
+    """The frames of a file of any length, so many at a time: [num_frames, height, width, 3]."""
+    with av.open(str(path)) as container:
+        decoded = (frame.to_ndarray(format="rgb24") for frame in container.decode(video=0))
+        while chunk := list(itertools.islice(decoded, num_frames)):
+            yield np.stack(chunk)
 
 
 def _frames(world: World) -> Iterator[NDArray[np.uint8]]:

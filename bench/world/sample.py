@@ -14,7 +14,8 @@ from bench.world.scenes import Thing, World
 class Fact:
     """One thing that a right answer says.
 
-    kind: a kind of fact word ("color", "shape", "size", "motion", "background", "count"), "yes_no" or "choice"
+    kind: a kind of fact word ("color", "shape", "size", "motion", "background", "count"); "turns", whose value is the
+        colour that the thing turns to; "event"; "order", whose value is the colour that is first; "yes_no"; "choice"
     color: the named thing it is about, None if it is about the whole video
     """
 
@@ -26,7 +27,7 @@ class Fact:
 @dataclass(frozen=True)
 class Sample:
     seed: int
-    kind: str  # "caption", "describe", "question" or "multiple_choice"
+    kind: str  # "caption", "describe", "question", "multiple_choice" or "event"
     question: str
     answer: str
     key: tuple[Fact, ...]
@@ -38,7 +39,19 @@ LOOKS = ("color", "size", "shape", "motion")
 
 
 def thing_facts(thing: Thing, kinds: tuple[str, ...] = (*LOOKS, "background")) -> tuple[Fact, ...]:
-    return tuple(Fact(kind, thing.color, getattr(thing, kind)) for kind in kinds)
+    """A thing's facts in canonical order; its turning, where it turns, is one of them."""
+    facts = tuple(Fact(kind, thing.color, getattr(thing, kind)) for kind in kinds)
+    return (*facts, Fact("turns", thing.color, thing.turns_to)) if thing.turns_to else facts
+
+
+def thing_events(world: World, thing: Thing) -> tuple[Fact, ...]:
+    """What happens to a thing, in the order in which it happens."""
+    events = [Fact("event", thing.color, "appears")] if thing.first_pair > 0 else []
+    if thing.turns_to:
+        events.append(Fact("turns", thing.color, thing.turns_to))
+    if thing.end_pair < world.num_frame_pairs:
+        events.append(Fact("event", thing.color, "disappears"))
+    return tuple(events) or (Fact("event", thing.color, "stays"),)
 
 
 def asked_things(sample: Sample) -> tuple[Thing, ...]:

@@ -1,5 +1,6 @@
 """Worlds: scenes with cuts and empty stretches, in which things of unique colours are visible for a while."""
 
+import dataclasses
 import itertools
 import math
 import random
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from bench.world.facts import BACKGROUNDS, COLORS, FRAME_SIZE, MOTIONS, RADIUS, SHAPES, SIZES, Rgb
 
 BRIEF_PAIRS = (2, 3, 4)  # how long a brief thing is visible
+MIN_PAIRS_OF_A_COLOR = 2
 PLACING_TRIES = 12
 UNIT_STEP = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1), "still": (0, 0)}
 
@@ -27,6 +29,8 @@ class Thing:
     first_pair: int
     end_pair: int  # one past the last visible frame pair
     brief: bool
+    turns_to: str | None = None  # the colour it has from turns_pair on
+    turns_pair: int | None = None
 
     def velocity(self) -> tuple[float, float]:
         dx, dy = UNIT_STEP[self.motion]
@@ -65,6 +69,7 @@ class Plan:
     min_scene_pairs: int = 4
     max_together: int = 2  # things sharing one scene
     brief_share: float = 0.5
+    turning_share: float = 0.0  # of the things visible for long enough: those that turn to another colour
 
 
 def sample_world(seed: int, plan: Plan) -> World:
@@ -76,7 +81,23 @@ def sample_world(seed: int, plan: Plan) -> World:
     things: list[Thing] = []
     for color, scene in zip(sorted(rng.sample(COLORS, num_things), key=COLORS.index), slots, strict=True):
         things.append(_sample_thing(rng, color, scene, plan.brief_share, things))
+    if plan.turning_share:
+        things = _some_turn(rng, things, plan.turning_share)
     return World(seed, plan.num_frame_pairs, tuple(scenes), tuple(things))
+
+
+def _some_turn(rng: random.Random, things: list[Thing], share: float) -> list[Thing]:
+    """Every colour of a video, old or new, belongs to one thing."""
+    unused = [color for color in COLORS if color not in {thing.color for thing in things}]
+    rng.shuffle(unused)
+    out = []
+    for thing in things:
+        latest = thing.end_pair - MIN_PAIRS_OF_A_COLOR
+        earliest = thing.first_pair + MIN_PAIRS_OF_A_COLOR
+        if unused and earliest <= latest and rng.random() < share:
+            thing = dataclasses.replace(thing, turns_to=unused.pop(), turns_pair=rng.randint(earliest, latest))
+        out.append(thing)
+    return out
 
 
 def _sample_num_things(rng: random.Random, max_things: int) -> int:

@@ -11,7 +11,9 @@ VALIDATION = range(1_000_000_000, 1_100_000_000)
 HELD_OUT = range(1_100_000_000, 1_200_000_000)
 
 KINDS = tuple(ASKERS)
-MAX_THINGS = {"caption": 4, "describe": 6, "question": 6, "multiple_choice": 6}
+SEEDS_PER_INDEX = 16  # more than there are kinds, so that a new kind does not change the samples of the others
+TURNING_SHARE = {"event": 0.4}  # elsewhere things keep their colours
+MAX_THINGS = {"event": 6, "caption": 4, "describe": 6, "question": 6, "multiple_choice": 6, "yes_no": 6, "explained": 6}
 
 
 def held_out(kind: str, index: int, *, num_frame_pairs: int, brief: bool | None = None) -> Sample:
@@ -29,7 +31,13 @@ def validation(kind: str, index: int, *, num_frame_pairs: int, brief: bool | Non
 
 
 def _sample(split: range, kind: str, index: int, num_frame_pairs: int, brief: bool | None) -> Sample:
-    seed = split[index * len(KINDS) + KINDS.index(kind)]
+    seed = split[index * SEEDS_PER_INDEX + KINDS.index(kind)]
     share = 0.5 if brief is None else float(brief)
-    world = sample_world(seed, Plan(num_frame_pairs, max_things=MAX_THINGS[kind], brief_share=share))
+    plan = Plan(
+        num_frame_pairs,
+        max_things=MAX_THINGS[kind],
+        brief_share=share,
+        turning_share=TURNING_SHARE.get(kind, 0.0),
+    )
+    world = sample_world(seed, plan)
     return ASKERS[kind](random.Random(f"{seed} {kind}"), world)

@@ -3,6 +3,7 @@
 import random
 
 from bench.world.facts import NUMBERS
+from bench.world.sample import Fact
 from bench.world.scenes import Thing, World
 
 WEIGHTS = (1.0, 0.9, 0.7, 0.55, 0.45, 0.35, 0.3)
@@ -57,7 +58,29 @@ def _place(rng: random.Random, thing: Thing) -> str:
 def describe_thing(rng: random.Random, thing: Thing) -> str:
     subject = f"The {thing.color} {pick(rng, *NOUNS)}"
     verb = pick(rng, " is", " appears to be", " looks like", " turns out to be", " can be seen as")
-    return subject + verb + _looks(rng, thing) + "."
+    return subject + verb + _looks(rng, thing) + "." + _turning(rng, thing)
+
+
+def _turning(rng: random.Random, thing: Thing) -> str:
+    if not thing.turns_to:
+        return ""
+    return pick(rng, " Later it turns ", " After a while it turns ", " Then it turns ") + f"{thing.turns_to}."
+
+
+def event_phrases(rng: random.Random, thing: Thing, events: tuple[Fact, ...]) -> str:
+    """A sentence that tells of a thing's events in order."""
+    subject = f"The {thing.color} {pick(rng, *NOUNS)}"
+    phrases = [_event_phrase(rng, event) for event in events]
+    joined = pick(rng, ", then ", ", and then ", " and then ", " and later ").join(phrases)
+    return f"{subject} {joined}."
+
+
+def _event_phrase(rng: random.Random, event: Fact) -> str:
+    if event.kind == "turns":
+        return f"turns {event.value}"
+    if event.value == "stays":
+        return "stays" + pick(rng, " the whole time", " from start to end", " to the end")
+    return event.value + pick(rng, "", " at once", " all at once")
 
 
 def describe_things(rng: random.Random, things: tuple[Thing, ...]) -> str:
@@ -77,6 +100,7 @@ def caption(rng: random.Random, world: World) -> str:
         article = "an" if thing.color[0] in "aeiou" else "a"
         parts.append(
             f"{lead} {article} {thing.color} {pick(rng, *NOUNS)}{link}{_looks(rng, thing)}{_place(rng, thing)}."
+            + _turning(rng, thing)
         )
     return " ".join(parts)
 

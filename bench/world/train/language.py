@@ -1,115 +1,92 @@
-"""Stage B: the whole model learns to answer, from the vision stage's tower."""
+"""Stage B: the whole model learns to answer, from the vision stage's tower or from a checkpoint."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from transformers import PreTrainedTokenizerFast, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
-from bench.world.facts import COLORS
-from bench.world.model import MODEL_SIZES, TOKEN_ID, VOCAB_SIZE, build_model
-from bench.world.processor import build_processor
-from bench.world.train.branches import IGNORED, BranchPacker, Rows, conversations, fact_token_ids
+from bench.world.answerer import Answerer, TransformersBackend
+from bench.world.evaluate import TRAINING_TASKS, draw_samples, evaluate, task_name
+from bench.world.facts import BACKGROUNDS, COLORS
+from bench.world.families import WorldFamily
+from bench.world.model import MODEL_SIZES, VOCAB_SIZE
+from bench.world.train.branches import BranchPacker, fact_token_ids
 from bench.world.train.curriculum import lesson, samples
-from bench.world.train.pixels import LABEL_CLASSES, cell_labels, video_patches
-from bench.world.train.run import Run, cosine
-from bench.world.train.vision import batch_equal_segments, label_loss
+from bench.world.train.drills import DRILLS, drill_batch
+from bench.world.train.guidance import Guide, Links
+from bench.world.train.learner import LEARNING_RATE, Batch, Learner
+from bench.world.train.pixels import cell_labels, video_frames, without_first_motion
+from bench.world.train.run import Run, Schedule, cosine
+from bench.world.train.vision import batch_equal_segments
 
-LEARNING_RATE = 2e-3
-VISION_LEARNING_RATE_SHARE = 0.5
-WEIGHT_DECAY = 0.05
 FACT_WEIGHT = 3.0
+# Letters, yes and no rest on several steps, of which they alone tell; backgrounds are the fact that captions miss most.
+WEAK_WEIGHT = 6.0
+WATCHED = {"letter": ("A", "B", "C", "D"), "yes_no": ("Yes", "No", "yes", "no"), "background": BACKGROUNDS}
+GUIDE_WEIGHT = 0.3
+NAMING_WEIGHT = 0.3
+DRILL_WEIGHT = 1.0
+DRILL_TOKENS = 1500
+VIDEO_EVERY = 6  # of the first steps, which are drills, so that what is known is kept
 LABEL_LOSS_WEIGHT = 0.1
+MOTION_LABEL_LOSS_WEIGHT = 0.3  # where motion is seen by the text model alone
 HIDE_EMPTY_SHARE = 0.2  # of rows, whose text cannot look at cells without things: facts bind to cells that show them
 CHECKPOINT_EVERY_S = 600.0
 LOG_EVERY = 25
 AVERAGED_STEPS = 50
+VALIDATED_PAIRS = 16
 
 
 @dataclass(frozen=True)
-class Batch:
-    patches: Tensor
-    grid: Tensor  # [num_rows, 3]
-    rows: Rows
-    labels: Tensor  # [num_cells, 5]
+class Settings:
+    """How the language stage goes, beside its schedule."""
+
+    config: str = "target"
+    init: Path | None = None
+    vision: Path | None = None
+    device: str = "cpu"
+    learning_rate: float = LEARNING_RATE
+    turning_share: float = 0.0  # above 0, events are asked about too
+    drills_first: int = 0  # steps that are drills, but for every VIDEO_EVERY-th
+    curriculum_from: float = 0.0  # a model that knows much already need not begin with the easiest lessons
+    validate_every: int | None = None  # steps
+    num_validated: int = 8  # samples of each kind
+    compiled: bool = True
 
 
-class Learner:
-    """The model with its throw-away label head, and their optimizer."""
-
-    def __init__(self, config: str, vision: Path | None, device: str) -> None:
-        self.device = device
-        self.model = build_model(MODEL_SIZES[config]).to(device)
-        self.head = nn.Linear(MODEL_SIZES[config].hidden_size, sum(LABEL_CLASSES)).to(device)
-        if vision is not None:
-            state = torch.load(vision / "state.pt", map_location=device, weights_only=False)
-            self.model.model.visual.load_state_dict(state["visual"])
-            self.head.load_state_dict(state["head"])
-        self.optimizer = torch.optim.AdamW(self._groups(), lr=LEARNING_RATE, betas=(0.9, 0.98), fused=True)
-        self.parts = {"model": self.model, "head": self.head, "optimizer": self.optimizer}
-
-    def _groups(self) -> list[dict[str, object]]:
-        seeing = [*self.model.model.visual.parameters(), *self.head.parameters()]
-        known = {id(param) for param in seeing}
-        others = [param for param in self.model.parameters() if id(param) not in known]
-        return [
-            {"params": [p for p in others if p.dim() > 1], "weight_decay": WEIGHT_DECAY, "share": 1.0},
-            {"params": [p for p in others if p.dim() <= 1], "weight_decay": 0.0, "share": 1.0},
-            {"params": seeing, "weight_decay": 0.02, "share": VISION_LEARNING_RATE_SHARE},
-        ]
-
-    def compile(self) -> None:
-        for layer in self.model.model.language_model.layers:
-            layer.forward = torch.compile(layer.forward, dynamic=True)
-        for block in self.model.model.visual.blocks:
-            block.mlp.forward = torch.compile(block.mlp.forward, dynamic=True)
-
-    def set_rate(self, factor: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * factor * group["share"]
-
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Answer tokens' targets [num_targets], their losses [num_targets], and the loss of the labels."""
-        rows, core = batch.rows, self.model.model
-        visual = core.visual(batch.patches, grid_thw=batch.grid).pooler_output
-        embedded = core.language_model.embed_tokens(rows.input_ids)
-        is_video = (rows.input_ids == TOKEN_ID["<|video_pad|>"])[..., None]
-        hidden = core.language_model(
-            inputs_embeds=embedded.masked_scatter(is_video, visual),
-            attention_mask=rows.mask,
-            position_ids=rows.positions,
-            use_cache=False,
-        ).last_hidden_state
-        answered = rows.targets != IGNORED
-        targets = rows.targets[answered]
-        losses = F.cross_entropy(self.model.lm_head(hidden[answered]), targets, reduction="none")
-        return targets, losses, label_loss(self.head(visual), batch.labels)
-
-    def learn(self, loss: Tensor) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_([*self.model.parameters(), *self.head.parameters()], 1.0)
-        self.optimizer.step()
-
-
-def make_batch(run: Run, packer: BranchPacker, device: str) -> Batch:
-    now = lesson(run.rng, run.clock.progress())
+def make_batch(run: Run, packer: BranchPacker, family: WorldFamily, settings: Settings) -> Batch:
+    progress = settings.curriculum_from + (1 - settings.curriculum_from) * run.progress()
+    now = lesson(run.rng, progress, usual_intervals=family.usual_intervals, turning_share=settings.turning_share)
+    with_events = settings.turning_share > 0
+    asked = 1 + now.is_long  # a long video is costly to read, so more is asked about it
     branches = [
-        [packer.branch(turns) for turns in conversations(run.rng, samples(run.rng, world))] for world in now.worlds
+        [packer.branch(turns) for _ in range(asked) for turns in samples(run.rng, world, with_events=with_events)]
+        for world in now.worlds
     ]
     rows = packer.rows(branches, num_pairs=now.num_pairs, interval=now.interval)
-    labels = torch.from_numpy(np.stack([cell_labels(world) for world in now.worlds]))  # [num_rows, num_pairs, 9, 5]
+    by_world = [cell_labels(world) for world in now.worlds]
+    if not family.sees_motion:
+        by_world = [without_first_motion(world, labels) for world, labels in zip(now.worlds, by_world, strict=True)]
+    labels = torch.from_numpy(np.stack(by_world))  # [num_rows, num_pairs, 9, 5]
     for row in range(len(now.worlds)):
         if run.rng.random() < HIDE_EMPTY_SHARE:
             packer.hide(rows, row, (labels[row, :, :, 0] == len(COLORS)).flatten())
-    rows = Rows(*(x.to(device) for x in (rows.input_ids, rows.positions, rows.mask, rows.targets)))
-    patches = torch.cat([video_patches(world, run.rng) for world in now.worlds]).to(device)
-    grid = torch.tensor([[now.num_pairs, 6, 6]] * len(now.worlds), device=device)
-    return Batch(patches, grid, rows, labels.flatten(0, 2).to(device))
+    device = settings.device
+    patches = torch.cat([family.patches(video_frames(world, run.rng)) for world in now.worlds]).to(device)
+    return Batch(patches, now.num_pairs, rows.to(device), labels.flatten(0, 2).to(device), now.is_long)
+
+
+def _is_one_of(tokenizer: PreTrainedTokenizerFast, words: Sequence[str]) -> Tensor:
+    """Whether a token is one of these words, with or without a space before it: [VOCAB_SIZE]."""
+    out = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
+    encoded = [tokenizer(form)["input_ids"] for word in words for form in (word, f" {word}")]
+    out[[ids[0] for ids in encoded if len(ids) == 1]] = True
+    return out
 
 
 class Averages:
@@ -123,9 +100,13 @@ class Averages:
             self.values[name] = self.values.get(name, value) * (1 - 1 / AVERAGED_STEPS) + value / AVERAGED_STEPS
 
 
-def save_checkpoint(model: Qwen2_5_VLForConditionalGeneration, processor: Qwen2_5_VLProcessor, folder: Path) -> None:
+def save_checkpoint(model: Any, processor: Any, folder: Path) -> None:
     """A bf16 copy that the Auto classes load; the model in training is left as it is."""
-    state = {name: value.detach().to(torch.bfloat16) for name, value in model.state_dict().items()}
+    cast: dict[int, Tensor] = {}  # by address, so that tied weights stay one and are saved once
+    state = {
+        name: cast.setdefault(value.data_ptr(), value.detach().to(torch.bfloat16))
+        for name, value in model.state_dict().items()
+    }
     model.save_pretrained(folder, state_dict=state)
     processor.save_pretrained(folder)
 
@@ -134,77 +115,143 @@ def token_weights(tokenizer: PreTrainedTokenizerFast) -> Tensor:
     """Weight of each target token in the loss: [VOCAB_SIZE]."""
     weights = torch.ones(VOCAB_SIZE)
     weights[fact_token_ids(tokenizer)] = FACT_WEIGHT
+    for words in WATCHED.values():
+        weights[_is_one_of(tokenizer, words)] = WEAK_WEIGHT
     return weights
 
 
-def export(run_folder: Path, *, config: str, checkpoint: Path) -> None:
-    """The model of a run as it stands at its last save."""
-    model = build_model(MODEL_SIZES[config])
-    state = torch.load(run_folder / "state.pt", map_location="cpu", weights_only=False)
+def export(run_folder: Path, family: WorldFamily, *, config: str, checkpoint: Path) -> None:
+    """The model of a language run as it stands at its last save."""
+    model = family.build_model(MODEL_SIZES[config])
+    state = torch.load(run_folder / "state.pt", map_location="cpu", weights_only=True)
     model.load_state_dict(state["model"])
-    save_checkpoint(model, build_processor(), checkpoint)
-
-
-def warm_up(learner: Learner, run: Run, packer: BranchPacker) -> None:
-    """Compile outside of the time budget, on two batches of different lengths."""
-    rng_state = run.rng.getstate()
-    for _ in range(2):
-        _, losses, _ = learner.forward(make_batch(run, packer, learner.device))
-        torch.autograd.backward(losses.sum())
-    learner.optimizer.zero_grad(set_to_none=True)
-    run.rng.setstate(rng_state)
+    save_checkpoint(model, family.build_processor(), checkpoint)
 
 
 def train_language(
     out: Path,
+    family: WorldFamily,
+    settings: Settings,
     *,
-    config: str,
-    vision: Path | None,
     checkpoint: Path | None,
-    budget_s: float,
+    schedule: Schedule,
     seed: int,
-    device: str,
-    resume_at_s: float | None = None,
+    resume_at: float | None = None,
 ) -> None:
     batch_equal_segments()
-    run = Run(out, budget_s=budget_s, seed=seed)
-    learner = Learner(config, vision, device)
-    processor = build_processor()
-    packer = BranchPacker(processor.tokenizer)
-    weights = token_weights(processor.tokenizer).to(device)
-    run.resume(learner.parts, at_s=resume_at_s)
-    learner.compile()
-    run.start()
-    warm_up(learner, run, packer)
-    run.start()
-    _train(
-        learner, run, packer, weights, lambda: save_checkpoint(learner.model, processor, checkpoint or out / "model")
+    run = Run(out, schedule=schedule, seed=seed)
+    learner = Learner(
+        family,
+        config=settings.config,
+        init=settings.init,
+        vision=settings.vision,
+        device=settings.device,
+        learning_rate=settings.learning_rate,
     )
+    run.resume(learner.parts, at=resume_at)
+    _Training(run, learner, settings, checkpoint or out / "model").run_to_its_end()
 
 
-def _train(learner: Learner, run: Run, packer: BranchPacker, by_token: Tensor, save: Callable[[], None]) -> None:
-    averages, saved_at = Averages(), run.clock.elapsed_s()
-    while run.clock.progress() < 1:
-        learner.set_rate(cosine(run.clock.progress(), step=run.step, warmup_steps=60))
-        batch = make_batch(run, packer, learner.device)
-        targets, losses, of_labels = learner.forward(batch)
-        weights = by_token[targets]
-        fact = weights > 1
-        learner.learn((losses * weights).sum() / weights.sum() + LABEL_LOSS_WEIGHT * of_labels)
+class _Training:
+    def __init__(self, run: Run, learner: Learner, settings: Settings, checkpoint: Path) -> None:
+        self._run, self._learner, self._settings = run, learner, settings
+        self._family, self._checkpoint = learner.family, checkpoint
+        self._processor = learner.family.build_processor()
+        self._packer = BranchPacker(self._processor.tokenizer, learner.family)
+        self._links = Links(self._processor.tokenizer)
+        self._guide = Guide(learner.model.model.language_model)
+        self._by_token = token_weights(self._processor.tokenizer).to(settings.device)
+        self._watched = {
+            name: _is_one_of(self._processor.tokenizer, words).to(settings.device) for name, words in WATCHED.items()
+        }
+
+    def run_to_its_end(self) -> None:
+        run = self._run
+        if self._settings.compiled:
+            self._learner.compile()
+            self._warm_up()
+        run.start()
+        averages, saved_at = Averages(), run.clock.elapsed_s()
+        while run.progress() < 1:
+            averages.add(**self._step())
+            if run.step % LOG_EVERY == 0:
+                run.log(**averages.values)
+            if self._settings.validate_every and run.step % self._settings.validate_every == 0:
+                self._validate()
+            if run.save_due():
+                run.save(self._learner.parts)
+            if run.clock.elapsed_s() - saved_at > CHECKPOINT_EVERY_S:
+                self._save_checkpoint()
+                saved_at = run.clock.elapsed_s()
+        run.save(self._learner.parts)
+        self._save_checkpoint()
+
+    def _step(self) -> dict[str, float]:
+        """Learn from one batch of videos or drills or both; returns its losses."""
+        run, learner = self._run, self._learner
+        learner.set_rate(cosine(run.progress(), step=run.step, warmup_steps=60))
+        loss, values = self._drill()
+        if run.step >= self._settings.drills_first or run.step % VIDEO_EVERY == 0:
+            of_videos, more = self._videos()
+            loss, values = loss + of_videos, values | more
+        learner.learn(loss)
         run.step += 1
-        run.num_videos += len(batch.grid)
+        return values
+
+    def _videos(self) -> tuple[Tensor, dict[str, float]]:
+        run, learner = self._run, self._learner
+        batch = make_batch(run, self._packer, self._family, self._settings)
+        targets, losses, of_labels = learner.forward(batch)
+        weights = self._by_token[targets]
+        fact = weights > 1
+        labels_weight = LABEL_LOSS_WEIGHT if self._family.sees_motion else MOTION_LABEL_LOSS_WEIGHT
+        loss = (losses * weights).sum() / weights.sum() + labels_weight * of_labels
+        run.num_videos += batch.num_rows
         losses = losses.detach()
-        averages.add(
-            fact=float(losses[fact].mean()),
-            filler=float(losses[~fact].mean()),
-            labels=float(of_labels.detach()),
-        )
-        if run.step % LOG_EVERY == 0:
-            run.log(**averages.values, num_pairs=float(batch.grid[0, 0]))
-        if run.save_due():
-            run.save(learner.parts)
-        if run.clock.elapsed_s() - saved_at > CHECKPOINT_EVERY_S:
-            save()
-            saved_at = run.clock.elapsed_s()
-    run.save(learner.parts)
-    save()
+        values = {"fact": float(losses[fact].mean()), "filler": float(losses[~fact].mean())}
+        for name, chosen in self._watched.items():
+            if bool((of_kind := chosen[targets]).any()):
+                values[name] = float(losses[of_kind].mean())
+        if not batch.is_long:
+            to_letter, to_option = self._guide.loss(batch.rows.links, batch.rows.mask[:, 0])
+            loss = loss + GUIDE_WEIGHT * (to_letter + to_option)
+            values |= {"labels": float(of_labels.detach()), "to_option": float(to_option.detach())}
+            if len(batch.rows.names):
+                naming = self._guide.naming(batch.rows.names)
+                loss = loss + NAMING_WEIGHT * naming
+                values["naming"] = float(naming.detach())
+        return loss, values
+
+    def _drill(self) -> tuple[Tensor, dict[str, float]]:
+        """Drills of one kind at a time, in turn."""
+        run, learner = self._run, self._learner
+        kind = tuple(DRILLS)[run.step % len(DRILLS)]
+        batch = drill_batch(run.rng, self._processor.tokenizer, self._links, kind, num_tokens=DRILL_TOKENS)
+        losses = learner.forward_text(batch.input_ids.to(self._settings.device), batch.targets)
+        to_letter, to_option = self._guide.loss(batch.links.to(self._settings.device))
+        loss = DRILL_WEIGHT * losses.mean() + GUIDE_WEIGHT * (to_letter + to_option)
+        return loss, {f"drill {kind}": float(losses.detach().mean())}
+
+    def _validate(self) -> None:
+        """Facts of answers to validation samples, through files, to the curve."""
+        model = self._learner.model.eval()
+        answerer = Answerer(model, self._processor, self._family, TransformersBackend(model, self._family))
+        with self._learner.not_compiled():
+            for task in TRAINING_TASKS:
+                samples = draw_samples("validation", task, VALIDATED_PAIRS, self._settings.num_validated)
+                summary = evaluate(answerer, samples)
+                self._run.log(**{f"validation {task_name(*task)}": float(str(summary["facts"]))})
+        model.train()
+
+    def _save_checkpoint(self) -> None:
+        save_checkpoint(self._learner.model, self._processor, self._checkpoint)
+
+    def _warm_up(self) -> None:
+        """Compile outside of the time budget, on two batches of different lengths."""
+        run, learner = self._run, self._learner
+        rng_state = run.rng.getstate()
+        for _ in range(2):
+            _, losses, _ = learner.forward(make_batch(run, self._packer, self._family, self._settings))
+            torch.autograd.backward(losses.sum())
+        learner.optimizer.zero_grad(set_to_none=True)
+        run.rng.setstate(rng_state)

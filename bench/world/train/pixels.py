@@ -1,15 +1,13 @@
-"""Patches and per-cell labels of training videos, drawn directly at model size."""
+"""Frames and per-cell labels of training videos, drawn directly at model size."""
 
 import random
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from bench.world.draw import draw, pixels_by_cell
-from bench.world.facts import BACKGROUNDS, CELLS, COLORS, MOTIONS, SHAPES, SIZES
-from bench.world.scenes import World
+from bench.world.facts import BACKGROUNDS, CELLS, COLORS, FRAME_SIZE, MOTIONS, SHAPES, SIZES
+from bench.world.scenes import World, center
 
 MIN_LABEL_PIXELS = 14.0  # below this a cell shows too little of a thing to tell what it is
 MAX_EMPTY_PIXELS = 1.0
@@ -47,16 +45,9 @@ def _grain(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float
     return np.stack([_GRAIN[start : start + frame] for start in starts]).reshape(shape)
 
 
-def patchify(frames: NDArray[np.float32]) -> Tensor:
-    """Frames [num_frames, 48, 48, 3] as the video processor's patches [num_pairs * 36, 384]."""
-    num_pairs = len(frames) // 2
-    scaled = torch.from_numpy(frames).permute(0, 3, 1, 2).div(127.5).sub(1)
-    blocks = scaled.reshape(num_pairs, 2, 3, 3, 2, 8, 3, 2, 8)
-    return blocks.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(num_pairs * 36, 384)
-
-
-def video_patches(world: World, rng: random.Random) -> Tensor:
-    return patchify(augment(draw(world), np.random.default_rng(rng.getrandbits(32))))
+def video_frames(world: World, rng: random.Random) -> NDArray[np.float32]:
+    """Frames [num_frames, 48, 48, 3] as a file would give them."""
+    return augment(draw(world), np.random.default_rng(rng.getrandbits(32)))
 
 
 def cell_labels(world: World) -> NDArray[np.int64]:
@@ -75,4 +66,31 @@ def cell_labels(world: World) -> NDArray[np.int64]:
             SIZES.index(thing.size),
             MOTIONS.index(thing.motion),
         )
+        if thing.turns_to and thing.turns_pair is not None:
+            turned = mine & (np.arange(num_pairs) >= thing.turns_pair)[:, None]
+            labels[turned, 0] = COLORS.index(thing.turns_to)
     return labels
+
+
+def without_first_motion(world: World, labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Labels [num_frame_pairs, 9, 5] without the motion of things on their first pair: one frame cannot show it."""
+    kept = labels.copy()
+    for thing in world.things:
+        first = kept[thing.first_pair]
+        first[first[:, 0] == COLORS.index(thing.color), 3] = UNLABELLED
+    return kept
+
+
+def cell_places(world: World) -> NDArray[np.float32]:
+    """Where the labelled thing of a cell is on each pair's first frame: [num_frame_pairs, 9, 4]; NaN without one.
+
+    Cosine and sine of its centre's x and y, a turn being a frame's side: things that leave come back on the other side.
+    """
+    places = np.full((world.num_frame_pairs, CELLS, 4), np.nan, np.float32)
+    colors = cell_labels(world)[:, :, 0]
+    for thing in world.things:
+        shown = [COLORS.index(color) for color in (thing.color, thing.turns_to) if color]
+        for pair, cell in np.argwhere(np.isin(colors, shown)):
+            angles = np.array(center(thing, 2 * int(pair))) * (2 * np.pi / FRAME_SIZE)
+            places[pair, cell] = np.stack([np.cos(angles), np.sin(angles)], axis=1).flatten()
+    return places

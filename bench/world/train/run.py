@@ -32,6 +32,14 @@ class Clock:
         return min(1.0, self.elapsed_s() / self.budget_s)
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """How long a run is: by steps, so that another machine makes the same run, or else by the clock."""
+
+    num_steps: int | None = None
+    budget_s: float = 3600.0
+
+
 def cosine(progress: float, *, step: int, warmup_steps: int, floor: float = 0.03) -> float:
     """Learning-rate factor that reaches its floor at the deadline."""
     warm = min(1.0, (step + 1) / warmup_steps)
@@ -41,9 +49,10 @@ def cosine(progress: float, *, step: int, warmup_steps: int, floor: float = 0.03
 class Run:
     """Owns a run's folder: `state.pt` (everything needed to resume) and `curve.jsonl`."""
 
-    def __init__(self, folder: Path, *, budget_s: float, seed: int) -> None:
+    def __init__(self, folder: Path, *, schedule: Schedule, seed: int) -> None:
+        self.num_steps = schedule.num_steps
         self.folder = folder
-        self.clock = Clock(budget_s)
+        self.clock = Clock(schedule.budget_s)
         self.rng = random.Random(seed)
         self.step = 0
         self.num_videos = 0
@@ -51,20 +60,27 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         torch.manual_seed(seed)
 
-    def resume(self, parts: dict[str, Any], *, at_s: float | None = None) -> bool:
+    def progress(self) -> float:
+        """Share of the schedule that is done."""
+        return self.clock.progress() if self.num_steps is None else min(1.0, self.step / self.num_steps)
+
+    def resume(self, parts: dict[str, Any], *, at: float | None = None) -> bool:
         """Load the last state into `parts` (things with load_state_dict), if there is one.
 
-        at_s: go on at this point of the schedule instead of where the run stopped
+        at: go on at this share of the schedule instead of where the run stopped
         """
         path = self.folder / "state.pt"
         if not path.exists():
             return False
-        state = torch.load(path, weights_only=False)
+        state = torch.load(path, weights_only=True)
         for name, part in parts.items():
             part.load_state_dict(state[name])
         self.step = state["step"]
         self.num_videos = state["num_videos"]
-        self.clock.before_s = state["elapsed_s"] if at_s is None else at_s
+        self.clock.before_s = state["elapsed_s"]
+        if at is not None:
+            self.clock.before_s = at * self.clock.budget_s
+            self.step = round(at * self.num_steps) if self.num_steps else self.step
         self.rng.setstate(state["rng"])
         torch.set_rng_state(state["torch_rng"])
         return True

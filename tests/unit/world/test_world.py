@@ -1,11 +1,15 @@
 import dataclasses
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from bench.world import HELD_OUT, KINDS, TRAIN, VALIDATION, asked_cells, asked_things, held_out, validation
+from bench.world.__main__ import show
 from bench.world.draw import draw
+from bench.world.sample import thing_events
 from bench.world.scenes import Plan, World, sample_world
 
 
@@ -88,3 +92,45 @@ def test_asked_cells_of_a_caption_cover_all_things() -> None:
     sample = held_out("caption", 3, num_frame_pairs=16)
     pairs = {pair for thing in sample.world.things for pair in range(thing.first_pair, thing.end_pair)}
     assert set(np.flatnonzero(asked_cells(sample).any(1))) == pairs
+
+
+def test_a_good_part_of_a_video_is_empty() -> None:
+    worlds = [held_out("caption", index, num_frame_pairs=48).world for index in range(60)]
+    shown = [
+        sum(any(thing.first_pair <= pair < thing.end_pair for thing in world.things) for pair in range(48))
+        for world in worlds
+    ]
+    assert 0.25 < 1 - sum(shown) / (48 * len(worlds)) < 0.8
+
+
+def test_turning_changes_nothing_else() -> None:
+    for seed in range(60):
+        plain, turning = sample_world(seed, Plan(24)), sample_world(seed, Plan(24, turning_share=0.5))
+        bare = [dataclasses.replace(thing, turns_to=None, turns_pair=None) for thing in turning.things]
+        assert tuple(bare) == plain.things
+        colors = [color for thing in turning.things for color in (thing.color, thing.turns_to) if color]
+        assert len(set(colors)) == len(colors)
+        for thing in turning.things:
+            if thing.turns_pair is not None:
+                assert thing.first_pair + 2 <= thing.turns_pair <= thing.end_pair - 2
+
+
+def test_events_are_told_in_order() -> None:
+    for seed in range(200):
+        world = sample_world(seed, Plan(12, turning_share=0.5))
+        for thing in world.things:
+            events = [fact.value for fact in thing_events(world, thing)]
+            assert ("appears" in events) == (thing.first_pair > 0)
+            assert ("disappears" in events) == (thing.end_pair < 12)
+            assert events == sorted(events, key=lambda event: {"appears": 0, "disappears": 2}.get(event, 1))
+
+
+def test_a_contact_sheet_shows_scenes_times_and_facts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "sheet.png"
+    show(5, Plan(20, turning_share=1.0), out)
+    sheet = Image.open(out)
+    assert sheet.width > 800
+    assert len(set(sheet.convert("RGB").get_flattened_data())) > 50
+    told = capsys.readouterr().out
+    for thing in sample_world(5, Plan(20, turning_share=1.0)).things:
+        assert f"{thing.size} {thing.color} {thing.shape}" in told

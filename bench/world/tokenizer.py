@@ -1,14 +1,13 @@
-"""The tokenizer, chat template and processor that every tiny model shares."""
+"""The tokenizer that every tiny model shares, and the chat template of the Qwen families."""
 
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen2_5_VLProcessor, Qwen2VLImageProcessor
-from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
+from transformers import PreTrainedTokenizerFast
 
-from bench.world.facts import FACT_WORDS, FRAME_SIZE
+from bench.world.facts import FACT_WORDS
 from bench.world.model import SPECIAL_TOKENS, VOCAB_SIZE
 from bench.world.questions import ASKERS
 from bench.world.scenes import Plan, sample_world
@@ -49,28 +48,6 @@ You are a helpful assistant.<|im_end|>
 {% endif %}{% endfor %}\
 {% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-
-
-def build_processor() -> Qwen2_5_VLProcessor:
-    """A frame of any size and shape becomes at most nine visual tokens a pair; a square one becomes 48 x 48 pixels.
-
-    The limits on pixels are per frame as long as `cap_pixels_per_frame` is off, so they hold at any video length.
-    """
-    common = {
-        "patch_size": 8,
-        "temporal_patch_size": 2,
-        "merge_size": 2,
-        "image_mean": [0.5] * 3,
-        "image_std": [0.5] * 3,
-        "size": {"shortest_edge": 32 * 32, "longest_edge": FRAME_SIZE * FRAME_SIZE},
-    }
-    video = Qwen2VLVideoProcessor(
-        **common, fps=4.0, min_frames=2, max_frames=16384, cap_pixels_per_frame=False, do_sample_frames=False
-    )
-    image = Qwen2VLImageProcessor(**common)
-    return Qwen2_5_VLProcessor(
-        image_processor=image, tokenizer=build_tokenizer(), video_processor=video, chat_template=CHAT_TEMPLATE
-    )
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
