@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.attention import Step
+from engine.relevance import LayerTap
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,13 @@ class Decoder:
             and config.rope_parameters["rope_type"] == "default"
         )
 
-    def forward(self, embeds: Tensor, positions: Tensor, step: Step) -> Tensor:
+    def forward(self, embeds: Tensor, positions: Tensor, step: Step, layer_tap: LayerTap | None = None) -> Tensor:
         """Returns hidden states after the final norm, [num_rows, hidden]; `positions` is [3, num_rows]."""
         cos, sin = self._rotation(positions)
         hidden, width = embeds, embeds.shape[-1:]
         for index, layer in enumerate(self._layers):
+            if layer_tap is not None and layer_tap.layer == index:
+                layer_tap.take(hidden)
             normed = F.rms_norm(hidden, width, layer.input_norm, self._eps)
             query, key, value = (
                 F.linear(normed, weight, bias).view(normed.shape[0], -1, self._head_dim)

@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
-from engine.kv_handle import CUDA_MEM_HANDLE_BYTES, CudaIpcSegment, PoolHandle, SelectionSlab, ShmSegment, Slab
+from engine.kv_handle import (
+    CUDA_MEM_HANDLE_BYTES,
+    CudaIpcSegment,
+    PoolHandle,
+    SelectionSlab,
+    ShmSegment,
+    Slab,
+    TensorSlab,
+)
 from engine.layout import DTYPES, KvLayout, dtype_name
 from foveate.v1 import kv_pb2
+
+
+def layout_to_proto(layout: KvLayout) -> kv_pb2.KvLayout:
+    """Encodes a layout."""
+    return kv_pb2.KvLayout(
+        dtype=dtype_name(layout.dtype),
+        num_layers=layout.num_layers,
+        num_kv_heads=layout.num_kv_heads,
+        head_dim=layout.head_dim,
+    )
 
 
 def handle_to_proto(handle: PoolHandle) -> kv_pb2.KvHandle:
@@ -64,6 +82,20 @@ def selection_to_proto(slab: SelectionSlab) -> kv_pb2.KvSelection:
 def selection_from_proto(message: kv_pb2.KvSelection) -> SelectionSlab:
     """Returns the selection a message names; where it lies is checked when it is viewed."""
     return SelectionSlab(message.offset_bytes, message.num_selected)
+
+
+def tensor_to_proto(slab: TensorSlab) -> kv_pb2.TensorSlab:
+    """Returns the message that names a tensor."""
+    return kv_pb2.TensorSlab(offset_bytes=slab.offset_bytes, shape=slab.shape, dtype=slab.dtype)
+
+
+def tensor_from_proto(message: kv_pb2.TensorSlab) -> TensorSlab:
+    """Returns the tensor a message names; ValueError, "field: what it must be", when it has no element or no dtype."""
+    if message.dtype not in DTYPES:
+        raise ValueError(f"dtype: must be one of {', '.join(DTYPES)}")
+    if not message.shape or not all(message.shape):
+        raise ValueError("shape: must have dimensions, none of them 0")
+    return TensorSlab(message.offset_bytes, tuple(message.shape), message.dtype)
 
 
 def _segment_from_proto(message: kv_pb2.KvHandle) -> ShmSegment | CudaIpcSegment:

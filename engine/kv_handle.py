@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
-from engine.layout import KvLayout
+from engine.layout import DTYPES, KvLayout
 
 SHM_DIR = "/dev/shm"
 SEGMENT_PREFIX = "foveate-"
@@ -28,6 +29,23 @@ class SelectionSlab:
 
     offset_bytes: int
     num_selected: int
+
+
+@dataclass(frozen=True)
+class TensorSlab:
+    """Room for a tensor that belongs to a context beside its KV, `offset_bytes` from the start of the pool.
+
+    `dtype` is a name of `engine.layout.DTYPES`.
+    """
+
+    offset_bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensor."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kv_handle import SelectionSlab, Slab
-from engine.layout import KvLayout
+from engine.kv_handle import SelectionSlab, Slab, TensorSlab
+from engine.layout import DTYPES, KvLayout
 
 PAGE_BYTES = 4096
 MAGIC = b"FOVEAKV\0"
@@ -58,10 +58,15 @@ def slab_views(memory: Tensor, layout: KvLayout, slab: Slab) -> tuple[Tensor, Te
 
     Raises ValueError when the slab does not lie inside the pool: slabs may come from another process.
     """
-    region = _region(memory, slab.offset_bytes, layout.slab_bytes(slab.capacity))
+    region = slab_region(memory, layout, slab)
     shape = (2, layout.num_layers, layout.num_kv_heads, slab.capacity, layout.head_dim)
     both = region.view(layout.dtype).view(shape)
     return both[0], both[1]
+
+
+def slab_region(memory: Tensor, layout: KvLayout, slab: Slab) -> Tensor:
+    """Returns the bytes of a slab, uint8 [slab bytes], as a view of `memory`; ValueError as above."""
+    return _region(memory, slab.offset_bytes, layout.slab_bytes(slab.capacity))
 
 
 def selection_view(memory: Tensor, layout: KvLayout, slab: SelectionSlab) -> Tensor:
@@ -70,6 +75,11 @@ def selection_view(memory: Tensor, layout: KvLayout, slab: SelectionSlab) -> Ten
         return torch.empty(layout.num_layers, layout.num_kv_heads, 0, dtype=torch.int32, device=memory.device)
     region = _region(memory, slab.offset_bytes, layout.selection_bytes(slab.num_selected))
     return region.view(torch.int32).view(layout.num_layers, layout.num_kv_heads, slab.num_selected)
+
+
+def tensor_view(memory: Tensor, slab: TensorSlab) -> Tensor:
+    """Returns the tensor of `slab`, as a view; ValueError as above."""
+    return _region(memory, slab.offset_bytes, slab.num_bytes).view(DTYPES[slab.dtype]).view(slab.shape)
 
 
 def _region(memory: Tensor, offset_bytes: int, num_bytes: int) -> Tensor:

@@ -18,11 +18,13 @@ from torch import Tensor
 
 from engine import shm
 from engine.free_list import FreeList, PoolFull
-from engine.kv_handle import CudaIpcSegment, PoolHandle, SelectionSlab, ShmSegment, Slab
-from engine.kv_memory import HEADER_BYTES, PAGE_BYTES, Header, selection_view, slab_views
-from engine.layout import KvLayout
+from engine.kv_handle import CudaIpcSegment, PoolHandle, SelectionSlab, ShmSegment, Slab, TensorSlab
+from engine.kv_memory import HEADER_BYTES, PAGE_BYTES, Header, selection_view, slab_region, slab_views, tensor_view
+from engine.layout import KvLayout, dtype_name
 
-__all__ = ["KvPool", "PoolFull", "PoolHandle", "SelectionSlab", "Slab"]
+__all__ = ["AnySlab", "KvPool", "PoolFull", "PoolHandle", "SelectionSlab", "Slab", "TensorSlab"]
+
+AnySlab = Slab | SelectionSlab | TensorSlab
 
 
 class KvPool:
@@ -70,7 +72,12 @@ class KvPool:
         """Takes room for the indices of `num_selected` entries per layer and KV head. Raises PoolFull."""
         return SelectionSlab(self._take(self.handle.layout.selection_bytes(num_selected)), num_selected)
 
-    def free(self, slab: Slab | SelectionSlab) -> None:
+    def allocate_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSlab:
+        """Takes room for a tensor of at least one element; it reads zeros. Raises PoolFull."""
+        wanted = TensorSlab(0, shape, dtype_name(dtype))
+        return TensorSlab(self._take(wanted.num_bytes), shape, wanted.dtype)
+
+    def free(self, slab: AnySlab) -> None:
         """Gives a slab back; ValueError when it is not taken (a double free is a bug of the caller)."""
         self._ranges.release(slab.offset_bytes)
 
@@ -78,9 +85,17 @@ class KvPool:
         """Returns keys and values of `slab`, each [num_layers, num_kv_heads, capacity, head_dim]."""
         return slab_views(self._memory, self.handle.layout, slab)
 
+    def region(self, slab: Slab) -> Tensor:
+        """Returns all bytes of `slab`, uint8 [slab bytes]: keys and values as `views` shows them, in that order."""
+        return slab_region(self._memory, self.handle.layout, slab)
+
     def selection_view(self, slab: SelectionSlab) -> Tensor:
         """Returns the indices of `slab`, int32 [num_layers, num_kv_heads, num_selected]."""
         return selection_view(self._memory, self.handle.layout, slab)
+
+    def tensor_view(self, slab: TensorSlab) -> Tensor:
+        """Returns the tensor of `slab`."""
+        return tensor_view(self._memory, slab)
 
     @property
     def layout(self) -> KvLayout:

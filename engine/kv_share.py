@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from engine import shm
-from engine.kv_handle import PoolHandle, SelectionSlab, ShmSegment, Slab
+from engine.kv_handle import PoolHandle, SelectionSlab, ShmSegment, Slab, TensorSlab
 from engine.kv_memory import (
     HEADER_BYTES,
     Header,
@@ -15,6 +15,7 @@ from engine.kv_memory import (
     read_header,
     selection_view,
     slab_views,
+    tensor_view,
 )
 from engine.shm import shm_namespace_id
 
@@ -57,6 +58,10 @@ class MappedPool:
     def selection_view(self, slab: SelectionSlab) -> Tensor:
         """Returns the indices of `slab`, int32 [num_layers, num_kv_heads, num_selected]; ValueError outside."""
         return selection_view(self._memory, self.handle.layout, slab)
+
+    def tensor_view(self, slab: TensorSlab) -> Tensor:
+        """Returns the tensor of `slab`; ValueError outside."""
+        return tensor_view(self._memory, slab)
 
     def check(self) -> None:
         """Raises KvStale unless the owner lives and the header is the one of the handle."""

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from engine.attention import KvView
 from engine.loading import LoadedModel
-from engine.positions import text_positions
 from engine.runner import TextRunner
 
 _CONTEXT_LEN = 130
@@ -41,7 +40,7 @@ def _logits(runner: TextRunner, context: tuple[Tensor, Tensor], token_ids: list[
     rows = []
     for start in range(0, len(token_ids), block):
         part = token_ids[start : start + block]
-        hidden = runner.step(token_ids=part, positions=text_positions(_CONTEXT_LEN + start, len(part)), kv=kv)
+        hidden = runner.step(token_ids=part, position=_CONTEXT_LEN + start, kv=kv)
         rows.append(runner.logits(hidden))
         kv.thread_len += len(part)
     return torch.cat(rows)

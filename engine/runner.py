@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from engine.attention import KvView, QueryTap, Step, choose_kernel
 from engine.attention.cpu_canonical import MIN_ROWS
+from engine.batch import Block, Output
 from engine.decoder import Decoder
 from engine.loading import LoadedModel
 from engine.native.decoder import MAX_ROWS, NativeDecoder
+from engine.positions import text_positions
+from engine.relevance import LayerTap
 
 
 class TextRunner:
     """Runs a model's text part; stateless: everything a forward reads or writes is in its arguments.
 
-    `forward` is for prompts, `step` for the few rows of a draft, a verification or a plain step. Where
-    `is_deterministic` holds, the bits of a step's row, and of its logits, do not depend on the rows beside it.
+    `run` is a step over the rows of any number of sequences: in one pass where there is a compiled kernel, one after
+    the other elsewhere. Where `is_deterministic` holds, the bits of a step's row, and of its logits, do not depend on
+    the rows beside it. `forward` runs one sequence on PyTorch's kernels.
     """
 
     def __init__(
@@ -27,12 +33,12 @@ class TextRunner:
         *,
         deterministic: bool = False,
         use_decoder: bool = True,
-        use_native: bool = True,
+        kernel_cache: Path | None = None,
     ) -> None:
         """Raises ValueError when determinism is asked for and the device has no such kernel.
 
-        `use_decoder` False runs transformers' own forward even where ours is equal to it, `use_native` False steps with
-        PyTorch's kernels even where the compiled one can be had.
+        `use_decoder` False runs transformers' own forward even where ours is equal to it. The compiled kernel is kept
+        in `kernel_cache`; without that, steps run on PyTorch's kernels.
         """
         self._kernel = choose_kernel(loaded.device, deterministic=deterministic)
         self._min_rows = MIN_ROWS if deterministic else 1
@@ -41,13 +47,21 @@ class TextRunner:
         self._embedding = self._text_model.embed_tokens
         has_decoder = use_decoder and Decoder.supports(self._text_model, loaded.device)
         self._decoder = Decoder(self._text_model) if has_decoder else None
-        self._native = (
-            NativeDecoder.load(self._text_model, self._lm_head, loaded.layout) if has_decoder and use_native else None
-        )
+        self._never_chosen = _never_chosen(loaded, self._lm_head.weight.shape[0])
+        self._native = None
+        if has_decoder and kernel_cache is not None:
+            self._native = NativeDecoder.load(
+                self._text_model,
+                self._lm_head,
+                loaded.layout,
+                never_chosen=self._never_chosen,
+                cache=kernel_cache,
+            )
         self.is_deterministic = deterministic or self._native is not None
         self._num_heads = int(self._text_model.config.num_attention_heads)
+        self.num_layers = loaded.layout.num_layers
+        self.hidden_size = int(self._lm_head.weight.shape[1])
         self._device = loaded.device
-        self._never_chosen = _never_chosen(loaded, self._lm_head.weight.shape[0])
         self.scaling = loaded.layout.head_dim**-0.5
 
     @property
@@ -64,11 +78,12 @@ class TextRunner:
         positions: Tensor,
         kv: KvView,
         query_tap: QueryTap | None = None,
+        layer_tap: LayerTap | None = None,
     ) -> Tensor:
         """Returns hidden states after the final norm, [num_new, hidden], of new tokens given as ids or as embeddings.
 
         `positions` int64 [3, num_new]. Writes the new keys and values to the thread at `kv.thread_len` and leaves
-        `thread_len` to the caller. New tokens see the context, the thread and, causally, each other. A tap sees
+        `thread_len` to the caller. New tokens see the context, the thread and, causally, each other. Taps see
         padding rows last. Raises ValueError when the thread has no room.
         """
         if embeds is None:
@@ -80,39 +95,81 @@ class TextRunner:
             embeds, positions = _pad_rows(embeds, num_rows), _pad_rows(positions.T, num_rows).T
         plan = self._kernel.plan(kv, num_new, num_rows, num_heads=self._num_heads, scaling=self.scaling)
         step = Step(kv, num_new, plan, query_tap)
-        return self._run(embeds, positions.to(self._device), step)[:num_new]
+        hidden = self._run(embeds, positions.to(self._device), step, layer_tap)
+        if layer_tap is not None and layer_tap.layer == self.num_layers:
+            layer_tap.take(hidden)
+        return hidden[:num_new]
+
+    @property
+    def max_rows(self) -> int | None:
+        """Most rows that one pass takes together; None where blocks run one after the other anyway."""
+        return None if self._native is None else MAX_ROWS
 
     @torch.inference_mode()
-    def step(self, *, token_ids: Sequence[int], positions: Tensor, kv: KvView) -> Tensor:
-        """Does for a few tokens of decoding what `forward` does, faster where there is a compiled kernel."""
-        num_new = len(token_ids)
-        if self._native is None or self._decoder is None or num_new > MAX_ROWS:
-            return self.forward(token_ids=token_ids, positions=positions, kv=kv)
-        _check_room(kv, num_new)
-        cosines, sines = self._decoder.half_rotation(positions)
-        return self._native.forward(self.embed(token_ids), cosines, sines, kv)
+    def run(self, blocks: Sequence[Block]) -> list[Output]:
+        """Runs a step over blocks of different sequences; outputs in order. Raises ValueError for one without room."""
+        for block in blocks:
+            _check_room(block.kv, block.num_rows)
+        before_s = time.perf_counter()
+        if self._native is not None and sum(block.num_rows for block in blocks) <= MAX_ROWS:
+            outputs = self._native.run(blocks)
+        else:
+            outputs = [self._run_alone(block) for block in blocks]
+        step_s = time.perf_counter() - before_s
+        for output in outputs:
+            output.step_s = step_s
+        return outputs
 
-    def _run(self, embeds: Tensor, positions: Tensor, step: Step) -> Tensor:
+    def step(self, *, token_ids: Sequence[int], position: int, kv: KvView) -> Tensor:
+        """Returns hidden states after the final norm, [num_new, hidden], of a step of one sequence."""
+        (output,) = self.run([Block(kv, token_ids, position)])
+        return output.hidden
+
+    def _run_alone(self, block: Block) -> Output:
+        if self._native is not None and block.num_rows <= MAX_ROWS:
+            return self._native.run([block])[0]
+        positions = block.positions
+        if positions is None:
+            positions = text_positions(block.position, block.num_rows)
+        tap = None if block.states_layer is None else LayerTap(block.states_layer)
+        hidden = self.forward(
+            token_ids=block.token_ids,
+            embeds=block.embeds,
+            positions=positions,
+            kv=block.kv,
+            query_tap=block.query_tap,
+            layer_tap=tap,
+        )
+        logits = self.logits(hidden[hidden.shape[0] - block.num_chosen :])
+        states = None if tap is None else tap.states[: block.num_rows]
+        return Output(hidden, logits, logits.argmax(dim=-1).tolist() if block.num_chosen else [], states)
+
+    def _run(self, embeds: Tensor, positions: Tensor, step: Step, layer_tap: LayerTap | None) -> Tensor:
         if self._decoder is not None:
-            return self._decoder.forward(embeds, positions, step)
-        hidden: Tensor = self._text_model(
+            return self._decoder.forward(embeds, positions, step, layer_tap)
+        output = self._text_model(
             inputs_embeds=embeds.unsqueeze(0),
             position_ids=positions.unsqueeze(1),
             attention_mask={"full_attention": None},
             cache=None,
             use_cache=False,
+            output_hidden_states=layer_tap is not None,
             step=step,
-        ).last_hidden_state
+        )
+        if layer_tap is not None and layer_tap.layer < self.num_layers:
+            layer_tap.take(output.hidden_states[layer_tap.layer][0])
+        hidden: Tensor = output.last_hidden_state
         return hidden[0]
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns float32 [num_rows, vocab]; ids that are no tokens, or that stand for vision, are -inf."""
-        if self._native is not None and hidden.shape[0] <= MAX_ROWS:
-            logits = self._native.logits(hidden)
-        else:
-            num_rows = hidden.shape[0]
-            logits = self._lm_head(_pad_rows(hidden, max(num_rows, self._min_rows)))[:num_rows].float()
+        num_rows = hidden.shape[0]
+        if num_rows == 0:
+            return hidden.new_zeros(0, self._never_chosen.shape[0], dtype=torch.float32)
+        if self._native is not None and num_rows <= MAX_ROWS:
+            return self._native.logits(hidden)
+        logits: Tensor = self._lm_head(_pad_rows(hidden, max(num_rows, self._min_rows)))[:num_rows].float()
         return logits.masked_fill_(self._never_chosen, float("-inf"))
 
     @torch.inference_mode()

@@ -6,6 +6,10 @@ question's tokens. Here it is the maximum over all tokens from the question's fi
 entry that one of them looks at sharply counts, however many others look elsewhere; on the tiny models' validation
 questions it drafted better than the mean.
 
+For a smaller model, which reads a video of its own, one set of visual tokens is kept for all layers (SpecVLM, arXiv
+2508.16201): first the fewest that hold a share of the question's attention, summed over rows, heads and layers, then
+evenly spaced ones up to the budget.
+
 The scores are computed from the queries and the cached keys, never by asking the model for its attention: that would
 switch kernels, and the KV would no longer be that of a plain prefill.
 """
@@ -23,18 +27,50 @@ from engine.layout import KvLayout
 _BLOCK_BYTES = 32 * 1024 * 1024
 
 
+# Stage one of the two-stage method: this share of the question's attention (SpecVLM's 40 to 50 %).
+_STAGE_ONE_MASS = 0.45
+
+
+class Reduction(StrEnum):
+    """How attention over rows becomes one score per visual entry."""
+
+    MAX = "max"
+    SUM = "sum"
+
+    def over_rows(self, attention: Tensor) -> Tensor:
+        """Reduces [num_rows, num_visual] to [num_visual]."""
+        return attention.amax(dim=0) if self is Reduction.MAX else attention.sum(dim=0)
+
+    def merge(self, one: Tensor, other: Tensor) -> Tensor:
+        """Merges the scores of two sets of rows."""
+        return torch.maximum(one, other) if self is Reduction.MAX else one + other
+
+
 class SelectionMethod(StrEnum):
-    """How visual entries are picked."""
+    """How visual entries are picked; by the last two the same for all layers and heads, as a pruned video needs."""
 
     ATTENTION = "attention"
     RANDOM = "random"
     RECENT = "recent"
+    TWO_STAGE = "two_stage"
+    UNIFORM = "uniform"
+
+    @property
+    def reduction(self) -> Reduction | None:
+        """How attention over the question's rows becomes a score; None for a method without scores."""
+        return {"attention": Reduction.MAX, "two_stage": Reduction.SUM}.get(self.value)
 
 
 def attention_scores(
-    queries: Tensor, context_keys: Tensor, thread_keys: Tensor, first_row: int, visual_index: Tensor, scaling: float
+    queries: Tensor,
+    context_keys: Tensor,
+    thread_keys: Tensor,
+    first_row: int,
+    visual_index: Tensor,
+    scaling: float,
+    reduction: Reduction = Reduction.MAX,
 ) -> Tensor:
-    """Returns the most attention each visual entry gets from any row, float32 [num_kv_heads, num_visual].
+    """Returns the attention each visual entry gets, reduced over the rows: float32 [num_kv_heads, num_visual].
 
     `queries` [num_heads, num_rows, head_dim], `context_keys` [num_kv_heads, num_context, head_dim] and `thread_keys`
     [num_kv_heads, num_thread, head_dim] have positions applied. Row i stands at thread row first_row + i and attends
@@ -54,7 +90,7 @@ def attention_scores(
             in_context = rows @ keys  # [group, rows, num_context]
             mass = torch.logaddexp(in_context.logsumexp(-1), _own_mass(rows, own[head], first_row + start))
             attention = (in_context[:, :, visual_index] - mass.unsqueeze(-1)).exp_()
-            best[head] = torch.maximum(best[head], attention.sum(dim=0).amax(dim=0))
+            best[head] = reduction.merge(best[head], reduction.over_rows(attention.sum(dim=0)))
     return best
 
 
@@ -82,14 +118,29 @@ class ScoreTap:
         visual_index: Tensor,
         rows: slice,
         scaling: float,
+        reduction: Reduction = Reduction.MAX,
     ) -> None:
         num_layers, num_kv_heads = context_keys.shape[:2]
         self._context_keys, self._thread_keys = context_keys, thread_keys
         self._first_row = thread_len + rows.start
         self._visual_index, self._rows, self._scaling = visual_index, rows, scaling
+        self.reduction = reduction
         self.scores = torch.zeros(
             num_layers, num_kv_heads, visual_index.numel(), dtype=torch.float32, device=context_keys.device
         )
+
+    def scores_to_end_of(self, num_rows: int) -> bool:
+        """Whether the scoring rows are the last ones of a forward of `num_rows`."""
+        return bool(self._rows.stop == num_rows)
+
+    @property
+    def scoring(self) -> tuple[int, bool]:
+        """The first scoring row, and whether the largest attention of the rows counts rather than their sum."""
+        return self._rows.start, self.reduction is Reduction.MAX
+
+    def take(self, scores: Tensor) -> None:
+        """Takes the scores of all context entries, [num_layers, num_kv_heads, num_context], from who computed them."""
+        self.scores = scores[:, :, self._visual_index]
 
     def on_layer(self, layer: int, query: Tensor) -> None:
         """Takes the queries of one layer, [num_heads, num_rows, head_dim]; the layer's new keys are written already."""
@@ -100,6 +151,7 @@ class ScoreTap:
             self._first_row,
             self._visual_index,
             self._scaling,
+            self.reduction,
         )
 
 
@@ -115,16 +167,21 @@ def select(
     """Returns the entries to keep, int32 [num_layers, num_kv_heads, num_selected]: ascending indices into the context.
 
     `visual_index` int64 [num_visual] is ascending. `scores` [num_layers, num_kv_heads, num_visual] is needed for
-    ATTENTION only, `generator` (on the CPU) for RANDOM only. Raises ValueError when more is asked for than there is.
+    ATTENTION and TWO_STAGE only, `generator` (on the CPU) for RANDOM only. Raises ValueError when more is asked for
+    than there is.
     """
     num_visual = visual_index.numel()
     if not 0 <= num_selected <= num_visual:
         raise ValueError(f"num_selected must be in 0..{num_visual}, not {num_selected}")
     shape = (layout.num_layers, layout.num_kv_heads)
-    if method is SelectionMethod.ATTENTION:
-        if scores is None:
-            raise ValueError("attention selection needs scores")
+    if method.reduction is not None and scores is None:
+        raise ValueError(f"{method} selection needs scores")
+    if method is SelectionMethod.ATTENTION and scores is not None:
         picked = _top(scores, num_selected)
+    elif method is SelectionMethod.TWO_STAGE and scores is not None:
+        picked = _two_stage(scores.sum(dim=(0, 1)), num_selected).expand(*shape, num_selected)
+    elif method is SelectionMethod.UNIFORM:
+        picked = evenly_spaced(num_visual, num_selected).expand(*shape, num_selected)
     elif method is SelectionMethod.RANDOM:
         picked = _top(torch.rand(*shape, num_visual, generator=generator), num_selected)
     else:
@@ -134,6 +191,24 @@ def select(
 
 def _top(scores: Tensor, num_selected: int) -> Tensor:
     return scores.topk(num_selected, dim=-1, sorted=False).indices.sort(dim=-1).values
+
+
+def _two_stage(scores: Tensor, num_selected: int) -> Tensor:
+    """Returns the places of `num_selected` of the entries with `scores` [num_visual], ascending."""
+    ordered, places = scores.double().sort(descending=True, stable=True)
+    before = ordered.cumsum(0) - ordered  # attention that the larger ones hold
+    num_first = int((before < _STAGE_ONE_MASS * ordered.sum()).sum())
+    first = places[: min(num_first, num_selected)]
+    is_left = torch.ones(scores.numel(), dtype=torch.bool, device=scores.device)
+    is_left[first] = False
+    left = is_left.nonzero()[:, 0]
+    filled = left[evenly_spaced(left.numel(), num_selected - first.numel()).to(left.device)]
+    return torch.cat([first, filled]).sort().values
+
+
+def evenly_spaced(num_entries: int, num_selected: int) -> Tensor:
+    """Returns the middles of `num_selected` equal stretches of `num_entries` places, int64, ascending and distinct."""
+    return (2 * torch.arange(num_selected) + 1) * num_entries // max(1, 2 * num_selected)
 
 
 def _sink_and_recent(num_visual: int, num_selected: int) -> Tensor:

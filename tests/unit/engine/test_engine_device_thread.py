@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -73,4 +74,57 @@ async def test_the_loop_stays_free() -> None:
     await asyncio.sleep(0.01)
     assert time.monotonic() - begin < 0.2
     await task
+    device.close()
+
+
+async def test_what_a_function_holds_is_freed_when_it_has_run() -> None:
+    class Held:
+        pass
+
+    device, held = DeviceThread(), Held()
+    gone = weakref.ref(held)
+    await device.run(lambda one: None, held)
+    del held
+    await device.run(lambda: None)
+    assert gone() is None
+    device.close()
+
+
+async def test_submitted_work_cannot_be_cancelled_and_is_counted() -> None:
+    device, release = DeviceThread(), threading.Event()
+    blocker, behind = device.submit(release.wait, 5), device.submit(lambda: "ran")
+    assert not behind.cancel()
+    assert device.num_waiting == 2
+    release.set()
+    assert await asyncio.wrap_future(behind) == "ran"
+    assert blocker.done()
+    assert device.num_waiting == 0
+    device.close()
+
+
+async def test_a_closed_thread_takes_no_work() -> None:
+    device = DeviceThread()
+    future = device.submit(lambda: 7)
+    device.close()
+    device.close()
+    assert future.result(timeout=0) == 7
+    assert device.num_waiting == 0
+    with pytest.raises(RuntimeError, match="closed"):
+        device.submit(lambda: None)
+    with pytest.raises(RuntimeError, match="closed"):
+        await device.run(lambda: None)
+
+
+def test_a_loop_that_closed_while_work_ran_does_not_end_the_thread() -> None:
+    device, release = DeviceThread(), threading.Event()
+
+    async def leave() -> None:
+        task = asyncio.create_task(device.run(release.wait, 5))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(leave())
+    release.set()
+    assert device.submit(lambda: "alive").result(timeout=5) == "alive"
     device.close()

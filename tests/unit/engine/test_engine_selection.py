@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from engine.layout import KvLayout
 from engine.loading import LoadedModel
 from engine.positions import text_positions
 from engine.runner import TextRunner
-from engine.selection import ScoreTap, SelectionMethod, attention_scores, select
+from engine.selection import Reduction, ScoreTap, SelectionMethod, attention_scores, evenly_spaced, select
 
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=2, head_dim=8, dtype=torch.float32)
 
@@ -108,3 +110,51 @@ def test_tap_scores_every_layer_and_does_not_change_the_forward(loaded: LoadedMo
     assert tap.scores.shape == (layout.num_layers, layout.num_kv_heads, 40)
     assert (tap.scores.sum(dim=-1) > 0).all()
     assert (tap.scores <= 3.0001).all()  # a group of three query heads
+
+
+def test_sums_over_rows_add_up_over_chunks_of_rows() -> None:
+    queries, keys, thread = torch.randn(6, 5, 8), torch.randn(2, 40, 8), torch.randn(2, 12, 8)
+    visual = torch.arange(3, 30)
+
+    def total(rows: slice) -> torch.Tensor:
+        return attention_scores(queries[:, rows], keys, thread, 4 + rows.start, visual, 0.3, Reduction.SUM)
+
+    each = [attention_scores(queries[:, row : row + 1], keys, thread, 4 + row, visual, 0.3) for row in range(5)]
+    torch.testing.assert_close(total(slice(0, 5)), torch.stack(each).sum(0))
+    torch.testing.assert_close(Reduction.SUM.merge(total(slice(0, 2)), total(slice(2, 5))), total(slice(0, 5)))
+
+
+def test_two_stages_keep_the_share_of_attention_and_then_even_spacing() -> None:
+    visual_index = torch.arange(10, 30)
+    scores = torch.full((2, 2, 20), 0.01)
+    scores[:, :, 7] = 1.0
+    scores[:, :, 12] = 0.5
+    kept = select(SelectionMethod.TWO_STAGE, scores, visual_index=visual_index, num_selected=5, layout=LAYOUT)
+    assert (kept == kept[:1, :1]).all()
+    chosen = (kept[0, 0] - 10).tolist()
+    assert chosen == sorted({7, *chosen})
+    # Stage one: entry 7 alone holds 1 / 1.68 of the attention. The rest: 19 entries left, four evenly spaced.
+    left = [place for place in range(20) if place != 7]
+    assert chosen == sorted([7, *(left[place] for place in evenly_spaced(19, 4).tolist())])
+    few = select(SelectionMethod.TWO_STAGE, scores, visual_index=visual_index, num_selected=1, layout=LAYOUT)
+    assert few[0, 0].tolist() == [17]
+    flat = select(
+        SelectionMethod.TWO_STAGE, torch.ones(2, 2, 20), visual_index=visual_index, num_selected=4, layout=LAYOUT
+    )
+    assert flat[0, 0].tolist() == [10, 11, 12, 13]  # the budget caps stage one
+    with pytest.raises(ValueError, match="scores"):
+        select(SelectionMethod.TWO_STAGE, None, visual_index=visual_index, num_selected=1, layout=LAYOUT)
+
+
+@pytest.mark.parametrize(("num_entries", "num_selected"), [(20, 0), (20, 1), (20, 7), (20, 20), (1, 1), (0, 0)])
+def test_even_spacing(num_entries: int, num_selected: int) -> None:
+    places = evenly_spaced(num_entries, num_selected).tolist()
+    assert len(set(places)) == num_selected
+    assert places == sorted(places)
+    assert all(0 <= place < num_entries for place in places)
+    gaps = [after - before for before, after in itertools.pairwise(places)]
+    assert not gaps or max(gaps) - min(gaps) <= 1
+    kept = select(
+        SelectionMethod.UNIFORM, None, visual_index=torch.arange(20), num_selected=min(7, num_selected), layout=LAYOUT
+    )
+    assert kept.shape == (2, 2, min(7, num_selected))

@@ -50,6 +50,8 @@ def write_tiny_checkpoint(
     num_layers: int = 2,
     spread: float = 0.1,
     head_dim: int = 16,
+    num_heads: int = 6,
+    num_kv_heads: int = 2,
 ) -> Path:
     """Writes a checkpoint of about 0.2 M random parameters to `folder` and returns it.
 
@@ -58,7 +60,14 @@ def write_tiny_checkpoint(
     config_class, model_class, processor_class = _MODELS[model_type]
     tokenizer = _tokenizer()
     torch.manual_seed(seed)
-    model = model_class(config_class(**_settings(tokenizer, model_type, num_layers, spread, head_dim)))
+    text = {
+        "num_hidden_layers": num_layers,
+        "initializer_range": spread,
+        "hidden_size": num_heads * head_dim,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+    }
+    model = model_class(config_class(**_settings(tokenizer, model_type, text, head_dim)))
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
     model.save_pretrained(folder)
     size = {"shortest_edge": 32 * 32, "longest_edge": 96 * 96}
@@ -91,32 +100,31 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _settings(
-    tokenizer: PreTrainedTokenizerFast, model_type: str, num_layers: int, spread: float, head_dim: int
+    tokenizer: PreTrainedTokenizerFast, model_type: str, shape: dict[str, object], head_dim: int
 ) -> dict[str, object]:
     token_id = tokenizer.convert_tokens_to_ids
-    hidden = 6 * head_dim
     sections = [share * head_dim // 16 for share in (2, 3, 3)]
-    text = {
+    text = shape | {
         "vocab_size": -(-len(tokenizer) // 16) * 16,
-        "hidden_size": hidden,
         "intermediate_size": 128,
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
         "max_position_embeddings": 32768,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections},
         "bos_token_id": None,
         "eos_token_id": token_id("<|im_end|>"),
         "pad_token_id": token_id("<|endoftext|>"),
         "tie_word_embeddings": True,
-        "initializer_range": spread,
     }
     vision = {"depth": 1, "num_heads": 2, "patch_size": 8, "spatial_merge_size": 2, "temporal_patch_size": 2}
     if model_type == "qwen2_5_vl":
-        vision |= {"hidden_size": 32, "intermediate_size": 64, "out_hidden_size": hidden, "window_size": 48}
+        vision |= {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "out_hidden_size": text["hidden_size"],
+            "window_size": 48,
+        }
         vision |= {"fullatt_block_indexes": [0], "tokens_per_second": 2}
     else:
-        vision |= {"embed_dim": 32, "hidden_size": hidden, "mlp_ratio": 2}
+        vision |= {"embed_dim": 32, "hidden_size": text["hidden_size"], "mlp_ratio": 2}
     return {
         "text_config": text,
         "vision_config": vision,

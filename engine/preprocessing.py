@@ -1,0 +1,27 @@
+"""Whether two models of a family look at the same patches: what turns frames into patches, as one digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+# Sizes are left out: they say how many patches a video gets, which the patches themselves tell.
+_SETTINGS = (
+    "patch_size",
+    "temporal_patch_size",
+    "merge_size",
+    "do_rescale",
+    "rescale_factor",
+    "do_normalize",
+    "image_mean",
+    "image_std",
+    "do_convert_rgb",
+)
+
+
+def patches_digest(video_processor: Any) -> str:
+    """Returns 64 hex digits that are equal for video processors whose patches are interchangeable."""
+    settings = video_processor.to_dict()
+    chosen = {name: settings.get(name) for name in _SETTINGS}
+    return hashlib.sha256(json.dumps(chosen, sort_keys=True, default=str).encode()).hexdigest()
