@@ -1,7 +1,9 @@
-"""The drafter: proposes tokens from a sparse view of the verifier's KV.
+"""The drafter: proposes tokens from the verifier's KV, or with a smaller model of its own.
 
-main         flags, server, drain              sparse       one sequence: gather, take committed rows, propose
-config       settings                          attachments  mapped pools, each mapped once
-servicer     the RPCs                          drafts       which rounds follow, and how long a draft may be
-messages     protobuf <-> values               drafter      the model, the device thread and the open sequences
+main         flags, server, drain              sparse, streaming, layerskip, small   one kind of drafts each
+config       settings                          base          what a kind is          kinds   which are offered
+servicer     the RPCs                          shared_kv     what the first three share: the verifier's KV, read only
+messages     protobuf <-> values               chain         one token after the other
+drafter      device thread, open sequences     drafts        values, and which rounds follow
+attachments  mapped pools, each mapped once    video_features  a small model's own look at a video
 """

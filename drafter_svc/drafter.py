@@ -1,9 +1,9 @@
-"""The model, the device thread and the open sequences: everything of the drafter that is not protobuf."""
+"""The models, the device thread and the open sequences: everything of the drafter that is not protobuf."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -11,19 +11,26 @@ from dataclasses import dataclass
 import torch
 
 from drafter_svc.attachments import Attachments
+from drafter_svc.base import DraftSequence
 from drafter_svc.config import DrafterConfig
-from drafter_svc.drafts import Draft, DraftGuard, Round, SequenceSpec
-from drafter_svc.sparse import SparseSequence
+from drafter_svc.drafts import Draft, DraftGuard, DraftKind, Round, SequenceSpec
+from drafter_svc.kinds import Kinds
 from engine.device_thread import DeviceThread
 from engine.kv_share import KvNotShared, KvStale
-from engine.loading import LoadedModel, load_model
-from engine.runner import TextRunner
+from engine.loading import LoadedModel
+from engine.scheduler import Scheduler
+from foveate.rpc.admission import refuse_beyond
 from foveate.rpc.errors import FailedPrecondition, invalid
+from foveate.telemetry import conventions as names
+from foveate.telemetry.spans import timed
+
+# A dead verifier's memory is given back by then: the one that follows it may not fit into /dev/shm before.
+_SWEEP_S = 1.0
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A gathered sparse view; time in microseconds."""
+    """The drafter's view of a sequence; time in microseconds."""
 
     num_sparse_tokens: int
     gather_us: int
@@ -32,36 +39,62 @@ class Opened:
 class Drafter:
     """Drafts for any number of sequences on one device."""
 
-    def __init__(self, config: DrafterConfig, loaded: LoadedModel, device: DeviceThread) -> None:
+    def __init__(self, config: DrafterConfig, kinds: Kinds, device: DeviceThread) -> None:
         self.config = config
-        self.loaded = loaded
+        self.models_by_kind: dict[DraftKind, LoadedModel] = kinds.models
+        self.main = next(iter(self.models_by_kind.values()))
         self.num_sequences = 0
+        self._kinds = kinds
         self._device = device
-        self._runner = TextRunner(loaded)
-        self._attachments = Attachments(loaded.device)
+        self._scheduler = Scheduler(device, max_rows=config.max_step_rows)
+        self._attachments = Attachments(self.main.device)
+        self._sweeping: asyncio.Task[None] | None = None
 
     @classmethod
     async def load(cls, config: DrafterConfig, device: DeviceThread) -> Drafter:
-        """Loads the model without its vision tower; raises ModelError."""
+        """Loads the models on the device thread; raises ModelError."""
 
         def work() -> Drafter:
             torch.set_num_threads(config.num_threads)
-            loaded = load_model(config.model_path, device=config.device, dtype=config.dtype, load_vision=False)
-            return cls(config, loaded, device)
+            return cls(config, Kinds.load(config), device)
 
-        return await device.run(work)
+        drafter = await device.run(work)
+        drafter._sweeping = asyncio.create_task(drafter._sweep())
+        return drafter
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of steps that wait for the device or run."""
+        return self._device.num_waiting + self._scheduler.num_live
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps that have run."""
+        return self._scheduler.num_steps
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of sequences' parts in those steps; by the steps, the batch size."""
+        return self._scheduler.num_blocks
+
+    @property
+    def num_pools(self) -> int:
+        """Number of pools that are mapped."""
+        return len(self._attachments)
 
     @contextlib.asynccontextmanager
     async def sequence(self, spec: SequenceSpec) -> AsyncIterator[OpenSequence]:
         """Opens a sequence for the length of the block; its scratch is freed after the step that is running then.
 
-        FAILED_PRECONDITION (MODEL_MISMATCH, KV_NOT_SHARED, KV_STALE) when it cannot be drafted for here.
+        RESOURCE_EXHAUSTED when too many are open; FAILED_PRECONDITION (KIND_NOT_OFFERED, MODEL_MISMATCH, KV_NOT_SHARED,
+        KV_STALE) when it cannot be drafted for here.
         """
-        self._check_model(spec)
-        sequence = OpenSequence(self._device, self._guard(spec))
+        self._kinds.check(spec)
+        refuse_beyond(self.config.max_sequences, self.num_sequences)
+        sequence = OpenSequence(self._scheduler, self._guard(spec))
         self.num_sequences += 1
         try:
-            await sequence.attach(self._runner, self._attachments, spec)
+            await sequence.attach(self._kinds, self._attachments, spec)
             yield sequence
         finally:
             self.num_sequences -= 1
@@ -69,66 +102,62 @@ class Drafter:
 
     async def close(self) -> None:
         """Drops the mapped pools, after the work that is running."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         await self._device.run(self._attachments.close)
 
-    def _check_model(self, spec: SequenceSpec) -> None:
-        theirs, ours = spec.handle, self.loaded
-        if theirs.model_fingerprint != ours.fingerprint or theirs.layout != ours.layout:
-            raise FailedPrecondition(
-                "the verifier runs another model, or the same one in another dtype",
-                reason="MODEL_MISMATCH",
-                metadata={"verifier_fingerprint": theirs.model_fingerprint, "drafter_fingerprint": ours.fingerprint},
-            )
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            if len(self._attachments):
+                await self._device.run(self._attachments.drop_stale)
 
     def _guard(self, spec: SequenceSpec) -> DraftGuard:
-        vocab_size = self.loaded.tokenizer.get_vocab_size(with_added_tokens=True)
+        vocab_size = self.main.tokenizer.get_vocab_size(with_added_tokens=True)
         return DraftGuard(spec, max_draft_tokens=self.config.max_draft_tokens, vocab_size=vocab_size)
 
 
 class OpenSequence:
     """One answer's sequence, seen from the event loop; only the device thread touches what it holds there."""
 
-    def __init__(self, device: DeviceThread, guard: DraftGuard) -> None:
-        self._device, self._guard = device, guard
-        self._cancelled = threading.Event()
-        self._sparse: SparseSequence | None = None
+    def __init__(self, scheduler: Scheduler, guard: DraftGuard) -> None:
+        self._scheduler, self._guard = scheduler, guard
+        self._sequence: DraftSequence | None = None
         self.opened = Opened(0, 0)
 
-    async def attach(self, runner: TextRunner, attachments: Attachments, spec: SequenceSpec) -> None:
-        """Maps the pool if need be and gathers the sparse view."""
+    async def attach(self, kinds: Kinds, attachments: Attachments, spec: SequenceSpec) -> None:
+        """Maps the pool if need be and makes the view of the sequence."""
 
         def work() -> Opened:
             begin = time.perf_counter_ns()
             try:
-                self._sparse = SparseSequence(runner, attachments.get(spec.handle), spec)
-            except ValueError as error:  # a slab outside the pool
+                self._sequence = kinds.open(attachments.get(spec.handle), spec)
+            except ValueError as error:  # a slab outside the pool, or a grid that does not fit its patches
                 raise invalid("open", str(error)) from error
-            return Opened(self._sparse.num_sparse_tokens, (time.perf_counter_ns() - begin) // 1000)
+            return Opened(self._sequence.num_context_rows, (time.perf_counter_ns() - begin) // 1000)
 
         with _kv_errors():
-            self.opened = await self._device.run(work)
+            self.opened = await self._scheduler.device.run(timed(names.SPAN_ATTACH, work))
 
     async def draft(self, asked: Round) -> Draft:
         """Drafts one round, or repeats its reply. FAILED_PRECONDITION (BASE_LEN_MISMATCH, KV_STALE)."""
         repeated = self._guard.admit(asked)
         if repeated is not None:
             return repeated
+        assert self._sequence is not None, "attach comes first"
         with _kv_errors():
-            draft = await self._device.run(self._draft, asked)
+            draft = await self._scheduler.steps(
+                self._sequence.draft(asked), names.SPAN_DRAFT, {names.ROUND: asked.round}
+            )
         self._guard.record(asked, draft)
         return draft
 
     def release(self) -> None:
-        """Stops a running draft at its next token and frees the scratch after it. Never waits."""
-        self._cancelled.set()
-        self._device.submit(self._free)
-
-    def _draft(self, asked: Round) -> Draft:
-        assert self._sparse is not None
-        return self._sparse.draft(asked, is_cancelled=self._cancelled.is_set)
+        """Frees the scratch after the step that is running; a draft that was cancelled takes no part in later ones."""
+        self._scheduler.device.submit(self._free)
 
     def _free(self) -> None:
-        self._sparse = None
+        self._sequence = None
 
 
 @contextlib.contextmanager

@@ -1,28 +1,62 @@
 """Values of the drafting rounds, and which may run (engine/round_order.py draws the lengths).
 
-The KV up to base_len is the verifier's; that of token_ids and drafts is the drafter's own, approximate, and replaced
-as soon as they are committed.
+Where the verifier's KV is shared, that of the tokens up to base_len is the verifier's; that of token_ids and drafts is
+the drafter's own, approximate, and replaced as soon as they are committed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-from engine.kv_handle import PoolHandle, SelectionSlab, Slab
+from engine.kv_handle import PoolHandle, SelectionSlab, Slab, TensorSlab
 from engine.round_order import RoundOrder
 from engine.sampling import Sampling
 from foveate.rpc.errors import FieldViolation, InvalidArgument
 
 
+class DraftKind(StrEnum):
+    """What drafts come from."""
+
+    SPARSE = "sparse"
+    STREAMING = "streaming"
+    LAYERSKIP = "layerskip"
+    SMALL = "small"
+
+
+@dataclass(frozen=True)
+class VideoSource:
+    """What another model needs to look at the context's video itself.
+
+    `patches` [num_patches, patch_width] are the video after resizing and normalising; `grid` is (time, rows, columns)
+    in patches before merging. `text_token_ids` are the context's tokens that are not visual, `prompt_token_ids` those
+    of the thread's prompt.
+    """
+
+    context: str
+    patches: TensorSlab
+    grid: tuple[int, int, int]
+    second_per_grid: float
+    patches_digest: str
+    text_token_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class SequenceSpec:
-    """A verifier's sequence, as `open` describes it. Spans are (start, num_tokens) of visual tokens in the context."""
+    """A verifier's sequence, as `open` describes it. Spans are (start, num_tokens) of visual tokens in the context.
 
+    SPARSE and SMALL have a selection, STREAMING uses `visual_budget`, SMALL has the video.
+    """
+
+    kind: DraftKind
     sequence_id: str
     handle: PoolHandle
     context: Slab
     thread: Slab
-    selection: SelectionSlab
+    selection: SelectionSlab | None
+    visual_budget: float
+    video: VideoSource | None
     num_context_tokens: int
     num_prompt_tokens: int
     visual_spans: tuple[tuple[int, int], ...]
@@ -34,6 +68,10 @@ class SequenceSpec:
     def max_len(self) -> int:
         """Tokens the sequence can ever have: where its slab or its answer ends."""
         return min(self.num_context_tokens + self.thread.capacity, self.num_prompt_tokens + self.max_tokens)
+
+    def num_wanted(self, asked: Round) -> int:
+        """Returns how many tokens to propose: what was asked for, or what the sequence has room for."""
+        return min(asked.num_draft_tokens, self.max_len - asked.base_len - len(asked.token_ids))
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from drafter_svc.drafter import Drafter, Opened
-from drafter_svc.drafts import Draft, Round, SequenceSpec
-from engine.handle_proto import handle_from_proto, selection_from_proto, slab_from_proto
+from drafter_svc.drafts import Draft, DraftKind, Round, SequenceSpec, VideoSource
+from engine.handle_proto import (
+    handle_from_proto,
+    layout_to_proto,
+    selection_from_proto,
+    slab_from_proto,
+    tensor_from_proto,
+)
 from engine.sampling_proto import sampling_from_proto, sampling_violations
 from engine.shm import shm_namespace_id
 from foveate import __version__
 from foveate.rpc.errors import FieldViolation, InvalidArgument, invalid
-from foveate.v1 import drafter_pb2, kv_pb2
+from foveate.v1 import answers_pb2, drafter_pb2, kv_pb2
+
+_KINDS = {
+    answers_pb2.DRAFT_MODE_UNSPECIFIED: DraftKind.SPARSE,
+    answers_pb2.DRAFT_MODE_SPARSE: DraftKind.SPARSE,
+    answers_pb2.DRAFT_MODE_STREAMING: DraftKind.STREAMING,
+    answers_pb2.DRAFT_MODE_LAYERSKIP: DraftKind.LAYERSKIP,
+    answers_pb2.DRAFT_MODE_SMALL: DraftKind.SMALL,
+}
+_MODES = {kind: mode for mode, kind in _KINDS.items()}
+_SELECTED = (DraftKind.SPARSE, DraftKind.SMALL)
 
 
 def parse_open(message: drafter_pb2.OpenDraft) -> SequenceSpec:
     """Reads `open`; INVALID_ARGUMENT names every wrong field."""
-    violations = [*_missing(message), *_length_violations(message), *_span_violations(message)]
+    violations = [*_kind_violations(message), *_missing(message)]
+    violations += [*_length_violations(message), *_span_violations(message)]
     violations += sampling_violations(message.sampling, "open.sampling")
     if violations:
         raise InvalidArgument("the sequence cannot be opened", violations=violations)
@@ -25,18 +42,40 @@ def parse_open(message: drafter_pb2.OpenDraft) -> SequenceSpec:
     except ValueError as error:
         field, _, description = str(error).partition(": ")
         raise invalid(f"open.kv_handle.{field}", description) from error
+    kind = _KINDS[message.mode]
     return SequenceSpec(
+        kind=kind,
         sequence_id=message.sequence_id,
         handle=handle,
         context=slab_from_proto(message.context),
         thread=slab_from_proto(message.thread),
-        selection=selection_from_proto(message.selection),
+        selection=selection_from_proto(message.selection) if kind in _SELECTED else None,
+        visual_budget=message.visual_budget,
+        video=_video(message) if kind is DraftKind.SMALL else None,
         num_context_tokens=message.num_context_tokens,
         num_prompt_tokens=message.num_prompt_tokens,
         visual_spans=tuple((span.start, span.num_tokens) for span in message.visual_spans),
         position_delta=message.position_delta,
         sampling=sampling_from_proto(message.sampling),
         max_tokens=message.max_tokens,
+    )
+
+
+def _video(message: drafter_pb2.OpenDraft) -> VideoSource:
+    video = message.video
+    try:
+        patches = tensor_from_proto(video.patches)
+    except ValueError as error:
+        field, _, description = str(error).partition(": ")
+        raise invalid(f"open.video.patches.{field}", description) from error
+    return VideoSource(
+        context=video.context,
+        patches=patches,
+        grid=(video.grid_time, video.grid_rows, video.grid_columns),
+        second_per_grid=video.second_per_grid,
+        patches_digest=video.patches_digest,
+        text_token_ids=tuple(video.text_token_ids),
+        prompt_token_ids=tuple(message.prompt_token_ids),
     )
 
 
@@ -72,14 +111,42 @@ def info_message(drafter: Drafter) -> drafter_pb2.GetDrafterInfoResponse:
     """Returns what the drafter runs."""
     return drafter_pb2.GetDrafterInfoResponse(
         version=__version__,
-        model=drafter.loaded.name,
-        model_fingerprint=drafter.loaded.fingerprint,
-        tokenizer_sha256=drafter.loaded.tokenizer_sha256,
-        device=drafter.loaded.device.type,
+        model=drafter.main.name,
+        model_fingerprint=drafter.main.fingerprint,
+        tokenizer_sha256=drafter.main.tokenizer_sha256,
+        device=drafter.main.device.type,
         shm_namespace_id=shm_namespace_id(),
         max_draft_tokens=drafter.config.max_draft_tokens,
         num_sequences=drafter.num_sequences,
+        kinds=[
+            drafter_pb2.DrafterKind(
+                mode=_MODES[kind],
+                model=model.name,
+                model_fingerprint=model.fingerprint,
+                tokenizer_sha256=model.tokenizer_sha256,
+                layout=layout_to_proto(model.layout),
+            )
+            for kind, model in drafter.models_by_kind.items()
+        ],
     )
+
+
+def _kind_violations(message: drafter_pb2.OpenDraft) -> list[FieldViolation]:
+    if message.mode not in _KINDS:
+        return [FieldViolation("open.mode", "is not a kind of drafts that a drafter makes")]
+    if not 0 <= message.visual_budget <= 1:
+        return [FieldViolation("open.visual_budget", "must be 0 to 1")]
+    if message.mode != answers_pb2.DRAFT_MODE_SMALL:
+        return []
+    num_visual = sum(span.num_tokens for span in message.visual_spans)
+    wrong = []
+    if len(message.video.text_token_ids) != message.num_context_tokens - num_visual:
+        wrong.append(FieldViolation("open.video.text_token_ids", "must be those of the context outside visual_spans"))
+    if len(message.prompt_token_ids) != message.num_prompt_tokens - message.num_context_tokens:
+        wrong.append(FieldViolation("open.prompt_token_ids", "must be those between context and answer"))
+    if not message.video.context or not message.video.second_per_grid > 0:
+        wrong.append(FieldViolation("open.video", "must name its context and the time between its steps"))
+    return wrong
 
 
 def _missing(message: drafter_pb2.OpenDraft) -> list[FieldViolation]:
@@ -88,7 +155,7 @@ def _missing(message: drafter_pb2.OpenDraft) -> list[FieldViolation]:
         "kv_handle": message.HasField("kv_handle"),
         "context": message.HasField("context"),
         "thread": message.HasField("thread"),
-        "selection": message.HasField("selection"),
+        "selection": message.HasField("selection") or _KINDS.get(message.mode) not in _SELECTED,
         "num_context_tokens": message.num_context_tokens > 0,
         "max_tokens": message.max_tokens > 0,
     }

@@ -19,6 +19,7 @@ from engine.loading import LoadedModel, load_model
 from foveate.rpc.channel import open_channel
 from foveate.rpc.server import Server, ServiceRegistration, running
 from foveate.v1 import drafter_pb2_grpc
+from tests.kernels import KERNEL_CACHE
 from tests.unit.drafter_svc.sequence import Sequence, make_sequence
 from tests.unit.engine.tiny_model import write_tiny_checkpoint
 
@@ -55,7 +56,7 @@ def sequence(loaded: LoadedModel, pool: KvPool) -> Sequence:
 @pytest.fixture
 async def drafter(checkpoint: Path) -> AsyncIterator[Drafter]:
     device = DeviceThread()
-    made = await Drafter.load(DrafterConfig(checkpoint), device)
+    made = await Drafter.load(DrafterConfig(checkpoint, small_model_path=checkpoint, kernel_cache=KERNEL_CACHE), device)
     yield made
     await made.close()
     device.close()

@@ -7,17 +7,21 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.attention import KvView
-from engine.handle_proto import handle_to_proto, selection_to_proto, slab_to_proto
-from engine.kv_pool import KvPool, SelectionSlab, Slab
+from engine.handle_proto import handle_to_proto, selection_to_proto, slab_to_proto, tensor_to_proto
+from engine.kv_pool import KvPool, SelectionSlab, Slab, TensorSlab
 from engine.loading import LoadedModel
 from engine.positions import text_positions
+from engine.preprocessing import patches_digest
 from engine.runner import TextRunner
 from engine.sampling import Sampling, choose
 from engine.selection import SelectionMethod, select
-from foveate.v1 import drafter_pb2, kv_pb2, sampling_pb2
+from foveate.v1 import answers_pb2, drafter_pb2, kv_pb2, sampling_pb2
+from tests.kernels import KERNEL_CACHE
 
 NUM_BEFORE, NUM_VISUAL, NUM_AFTER, NUM_QUESTION = 6, 80, 3, 14
 MAX_TOKENS = 40
+GRID = (5, 8, 8)
+SECOND_PER_GRID = 2.0
 
 
 @dataclass
@@ -31,6 +35,9 @@ class Sequence:
     selection: SelectionSlab
     delta: int
     sampling: Sampling
+    prompt: tuple[int, ...]  # of context and question
+    patches: TensorSlab
+    digest: str
     tokens: list[int] = field(default_factory=list)
     num_context_tokens: int = NUM_BEFORE + NUM_VISUAL + NUM_AFTER
     num_prompt_tokens: int = NUM_BEFORE + NUM_VISUAL + NUM_AFTER + NUM_QUESTION
@@ -57,6 +64,26 @@ class Sequence:
             setattr(message, name, value)
         return message
 
+    def small_message(self, **changes: object) -> drafter_pb2.OpenDraft:
+        """Opens the sequence for a small model."""
+        message = self.open_message(mode=answers_pb2.DRAFT_MODE_SMALL)
+        text = self.prompt[:NUM_BEFORE] + self.prompt[NUM_BEFORE + NUM_VISUAL : self.num_context_tokens]
+        video = kv_pb2.VideoSource(
+            context="contexts/toy",
+            patches=tensor_to_proto(self.patches),
+            grid_time=GRID[0],
+            grid_rows=GRID[1],
+            grid_columns=GRID[2],
+            second_per_grid=SECOND_PER_GRID,
+            patches_digest=self.digest,
+            text_token_ids=text,
+        )
+        for name, value in changes.items():
+            setattr(video, name, value)
+        message.video.CopyFrom(video)
+        message.prompt_token_ids.extend(self.prompt[self.num_context_tokens :])
+        return message
+
     def verify(self, base_len: int, token_ids: list[int], draft_ids: list[int]) -> list[int]:
         """Writes the rows of token_ids and drafts into the thread and returns the target's choices."""
         fed = [*token_ids, *draft_ids]
@@ -67,15 +94,21 @@ class Sequence:
 
 
 def make_sequence(
-    loaded: LoadedModel, pool: KvPool, *, num_selected: int = NUM_VISUAL, sampling: Sampling | None = None
+    loaded: LoadedModel,
+    pool: KvPool,
+    *,
+    num_selected: int = NUM_VISUAL,
+    sampling: Sampling | None = None,
+    method: SelectionMethod = SelectionMethod.RANDOM,
 ) -> Sequence:
-    """Prefills a context of random video features and a question, and chooses the first token."""
-    runner = TextRunner(loaded)
+    """Prefills a context of a random video and a question, and chooses the first token."""
+    runner = TextRunner(loaded, kernel_cache=KERNEL_CACHE)
     generator = torch.Generator().manual_seed(5)
     words = torch.randint(8, 260, (NUM_BEFORE + NUM_AFTER + NUM_QUESTION,), generator=generator).tolist()
+    patches = torch.randn(GRID[0] * GRID[1] * GRID[2], 3 * 2 * 8 * 8, generator=generator)
     video = [loaded.family.video_token_id] * NUM_VISUAL
     prompt = [*words[:NUM_BEFORE], *video, *words[NUM_BEFORE:]]
-    positions = loaded.family.positions(prompt, [(5, 8, 8)], [2.0])
+    positions = loaded.family.positions(prompt, [GRID], [SECOND_PER_GRID])
     num_context = NUM_BEFORE + NUM_VISUAL + NUM_AFTER
     context = pool.allocate(num_context)
     thread = pool.allocate(NUM_QUESTION + MAX_TOKENS + 16)
@@ -83,7 +116,7 @@ def make_sequence(
     visual_index = torch.arange(NUM_BEFORE, NUM_BEFORE + NUM_VISUAL)
     pool.selection_view(chosen).copy_(
         select(
-            SelectionMethod.RANDOM,
+            method,
             None,
             visual_index=visual_index,
             num_selected=num_selected,
@@ -92,14 +125,25 @@ def make_sequence(
         )
     )
     embeds = runner.embed(prompt).clone()
-    embeds[visual_index] = torch.randn(NUM_VISUAL, embeds.shape[1], generator=generator) * 0.3
+    kept = pool.allocate_tensor(tuple(patches.shape), patches.dtype)
+    pool.tensor_view(kept).copy_(patches)
+    embeds[visual_index] = loaded.family.encode_video(loaded.model, patches, torch.tensor([GRID]))
     runner.forward(
         embeds=embeds[:num_context],
         positions=positions.ids[:, :num_context],
         kv=KvView(None, pool.views(context), 0),
     )
     sequence = Sequence(
-        runner, pool, context, thread, chosen, positions.next_position - len(prompt), sampling or Sampling()
+        runner,
+        pool,
+        context,
+        thread,
+        chosen,
+        positions.next_position - len(prompt),
+        sampling or Sampling(),
+        tuple(prompt),
+        kept,
+        patches_digest(loaded.processor.video_processor),
     )
     hidden = runner.forward(embeds=embeds[num_context:], positions=positions.ids[:, num_context:], kv=sequence.view(0))
     sequence.tokens = choose(runner.logits(hidden[-1:]), len(prompt), sequence.sampling)
@@ -112,6 +156,6 @@ def plain_answer(loaded: LoadedModel, pool: KvPool, sampling: Sampling, num_toke
     while len(sequence.tokens) < num_tokens:
         base_len = sequence.num_prompt_tokens + len(sequence.tokens) - 1
         sequence.tokens += sequence.verify(base_len, sequence.tokens[-1:], [])
-    for slab in (sequence.context, sequence.thread, sequence.selection):
+    for slab in (sequence.context, sequence.thread, sequence.selection, sequence.patches):
         pool.free(slab)
     return sequence.tokens

@@ -55,6 +55,16 @@ async def drafting(stub: Stub, sequence: Sequence, **changes: object) -> AsyncIt
         stream.call.cancel()
 
 
+@asynccontextmanager
+async def opened_with(stub: Stub, message: drafter_pb2.OpenDraft) -> AsyncIterator[tuple[Stream, int]]:
+    """Opens a sequence; yields the stream and how many rows of the context the drafter reads."""
+    stream = Stream(stub.Draft())
+    try:
+        yield stream, (await stream.ask(open=message)).opened.num_sparse_tokens
+    finally:
+        stream.call.cancel()
+
+
 async def refused(stream: Stream, **payload: Any) -> FoveateError:
     with pytest.raises(FoveateError) as error:
         await stream.ask(**payload)

@@ -14,6 +14,7 @@ from engine.kv_pool import KvPool
 from engine.loading import LoadedModel
 from foveate.rpc.errors import FailedPrecondition, InvalidArgument
 from foveate.v1 import drafter_pb2, kv_pb2, sampling_pb2
+from tests.fakes import until
 from tests.unit.drafter_svc.sequence import Sequence, make_sequence
 from tests.unit.drafter_svc.stream import Stream, drafting, refused
 
@@ -126,6 +127,7 @@ async def test_a_pool_is_mapped_once_and_dropped_when_its_owner_is_gone(
             pass
     assert len(attachments) == 1
     pool.close()
+    await until(lambda: len(attachments) == 0)  # also when nobody asks: the next pool may need the memory
     other = KvPool.create(loaded.layout, pool_bytes=4 << 20, device=loaded.device, model_fingerprint=loaded.fingerprint)
     try:
         async with drafting(stub, make_sequence(loaded, other)):

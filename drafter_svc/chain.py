@@ -1,0 +1,44 @@
+"""A chain of drafts: feed what is committed, choose a token, feed it, choose the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.attention import KvView
+from engine.batch import Block
+from engine.runner import TextRunner
+from engine.sampling import Sampling
+from engine.scheduler import Ask, Steps
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """A chain's tokens, and the time of the steps that they were made in."""
+
+    token_ids: tuple[int, ...]
+    steps_s: float
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What all rounds of a sequence share. RoPE position of the sequence's token i: i + `position_delta`."""
+
+    runner: TextRunner
+    position_delta: int
+    sampling: Sampling
+
+    def propose(self, kv: KvView, *, token_ids: Sequence[int], base_len: int, num_wanted: int) -> Steps[Proposed]:
+        """Returns `num_wanted` tokens to follow `token_ids`, which follow the first `base_len` of the sequence.
+
+        Writes the rows of all of them but the last draft to `kv`, and advances it.
+        """
+        index, fed, drafts, steps_s = base_len, tuple(token_ids), list[int](), 0.0
+        while len(drafts) < num_wanted:
+            output = yield Ask(self.runner, Block(kv, fed, index + self.position_delta, num_chosen=1))
+            kv.thread_len += len(fed)
+            index += len(fed)
+            fed = tuple(output.choose(index, self.sampling))
+            drafts += fed
+            steps_s += output.step_s
+        return Proposed(tuple(drafts), steps_s)
