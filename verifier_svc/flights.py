@@ -42,6 +42,20 @@ class Flights(Generic[Result]):
         """Number of jobs, cancelled ones that still clean up included."""
         return len(self._tasks)
 
+    def is_running(self, key: str) -> bool:
+        """Whether a job of `key` can be joined."""
+        return key in self._flights
+
+    def watch(self, key: str, *, min_interval_s: float) -> AsyncIterator[Progress] | None:
+        """Returns the progress of a running job, for somebody who does not keep it running; None when there is none."""
+        flight = self._flights.get(key)
+        return None if flight is None else flight.progress(min_interval_s=min_interval_s)
+
+    async def ended(self, key: str) -> None:
+        """Waits until no job of `key` is running, however it ends."""
+        while (flight := self._flights.get(key)) is not None:
+            await asyncio.wait({flight.task})
+
     @contextlib.asynccontextmanager
     async def join(
         self, key: str, job: Callable[[ProgressBoard], Coroutine[Any, Any, Result]], *, on_done: Callable[[], None]

@@ -37,10 +37,10 @@ class ModelIdentity:
     processor_settings: Mapping[str, Any]
     prompt_token_ids: Sequence[int]
 
-    def context_id(self, *, media_sha256: str, sampling: FrameSampling) -> str:
-        """Returns 64 hex digits."""
+    def context_id(self, *, media_sha256: str, sampling: FrameSampling, tenant: str = "") -> str:
+        """Returns 64 hex digits. Tenants never share a context, not even of the same video."""
         digest = hashlib.sha256()
-        for name, value in (*self._parts(), *_media_parts(media_sha256, sampling)):
+        for name, value in (*self._parts(), *_media_parts(media_sha256, sampling), ("tenant", tenant.encode())):
             for field in (name.encode(), value):
                 digest.update(struct.pack(">Q", len(field)))
                 digest.update(field)

@@ -11,10 +11,17 @@ from pathlib import Path
 
 from engine.device_thread import DeviceThread
 from engine.loading import ModelError
-from foveate.rpc.process import FlagParser, log_to_stderr, positive, run_service, serve_loaded
+from engine.native.build import user_cache
+from foveate.rpc.process import FlagParser, positive, run_service, say_failure, serve_loaded
 from foveate.rpc.server import Server, ServiceRegistration
+from foveate.rpc.serving import add_serving_flags, serving_config
+from foveate.store.address import parse_redis_url
+from foveate.store.client import StoreSettings
+from foveate.telemetry.logs import log_to_stderr
 from foveate.v1 import verifier_pb2_grpc
-from verifier_svc.config import MIB, MediaLimits, VerifierConfig
+from verifier_svc.config import MIB, ColdConfig, MediaLimits, VerifierConfig
+from verifier_svc.fetching import FetchLimits
+from verifier_svc.observing import observe
 from verifier_svc.servicer import VerifierServicer
 from verifier_svc.verifier import Verifier
 
@@ -37,14 +44,44 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Ve
         device=flags.device,
         dtype=flags.dtype,
         num_threads=flags.threads,
+        kernel_cache=flags.kernel_cache,
         deterministic=flags.deterministic,
+        keep_visual_states=not flags.no_relevance,
+        keep_patches=flags.keep_patches,
         max_thread_tokens=flags.max_thread_tokens,
+        max_sequences=flags.max_sequences,
+        context_ttl_s=flags.context_ttl_s,
+        cold=_cold_config(parser, flags),
         media=MediaLimits(
             max_upload_bytes=flags.max_upload_mib * MIB,
             max_frames=flags.max_frames,
             max_visual_tokens=flags.max_visual_tokens,
+            max_decoder_bytes=flags.decoder_memory_mib * MIB,
             default_fps=flags.default_fps,
         ),
+        fetch=FetchLimits(
+            frozenset(host.strip().lower() for host in flags.fetch_hosts.split(",") if host.strip()),
+            max_bytes=flags.max_upload_mib * MIB,
+            max_s=flags.fetch_max_s,
+        ),
+        serving=serving_config("verifier", flags, flags.address, environment),
+    )
+
+
+def _cold_config(parser: FlagParser, flags: argparse.Namespace) -> ColdConfig | None:
+    if not flags.redis:
+        return None
+    try:
+        address = parse_redis_url(flags.redis)
+    except ValueError as error:
+        parser.error(f"--redis: {error}")
+    return ColdConfig(
+        redis=StoreSettings(address, timeout_s=flags.redis_timeout_ms / 1e3, breaker_s=flags.redis_breaker_s),
+        ttl_s=flags.context_ttl_s,
+        max_bytes=flags.cold_max_mib * MIB,
+        num_connections=flags.cold_connections,
+        max_media_bytes=flags.cold_max_media_mib * MIB,
+        int8=flags.cold_int8,
     )
 
 
@@ -60,10 +97,26 @@ def _parser(environment: Mapping[str, str]) -> FlagParser:
     parser.flag("threads", positive, config.num_threads, "CPU threads of the model and of each decoder")
     parser.flag("default-fps", _rate, media.default_fps, "frames per second to look at when the client does not say")
     parser.flag("max-upload-mib", positive, media.max_upload_bytes // MIB, "largest upload in MiB")
+    parser.flag("fetch-hosts", str, "", "hosts whose https URLs may be fetched, commas between; *.HOST: any below it")
+    parser.flag("fetch-max-s", positive, int(config.fetch.max_s), "longest time for one URL in seconds")
+    parser.flag("decoder-memory-mib", positive, media.max_decoder_bytes // MIB, "memory of a decoder process in MiB")
     parser.flag("max-frames", positive, media.max_frames, "most frames of a video")
     parser.flag("max-visual-tokens", positive, media.max_visual_tokens, "most visual tokens of a video")
+    parser.flag("max-sequences", positive, config.max_sequences, "answers open at once; more are refused")
     parser.flag("max-thread-tokens", positive, config.max_thread_tokens, "most tokens of history, question and answer")
+    parser.flag("context-ttl-s", positive, int(config.context_ttl_s), "seconds that an unused context is kept")
+    parser.flag("redis", str, "", "URL of the Redis of the cold tier (docs/contexts.md); without it there is none")
+    parser.flag("redis-timeout-ms", positive, 50, "longest wait for a small command to Redis")
+    parser.flag("redis-breaker-s", positive, 5, "seconds without Redis after it did not answer")
+    parser.flag("cold-max-mib", positive, 16 * 1024, "cap on all cold copies together in MiB")
+    parser.flag("cold-connections", positive, 4, "connections of a transfer")
+    parser.flag("cold-max-media-mib", positive, 64, "largest video file that is kept in the cold tier in MiB")
+    parser.switch("cold-int8", "write keys and values to the cold tier in eight bits, read such copies: answers say so")
     parser.switch("deterministic", "bit-stable kernels also where the compiled one, which always is, cannot be built")
+    parser.switch("no-relevance", "keep no visual states with contexts: less memory, no policy that needs relevance")
+    parser.flag("kernel-cache", Path, user_cache(environment), "folder, nobody else's, to keep the compiled kernel in")
+    add_serving_flags(parser)
+    parser.switch("keep-patches", "keep processed patches with contexts, for drafters with a small model of their own")
     return parser
 
 
@@ -80,16 +133,26 @@ async def serve(config: VerifierConfig) -> None:
     registration = ServiceRegistration(
         SERVICE_NAME, lambda server: verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server)
     )
+
+    def start(verifier: Verifier) -> None:
+        observe(verifier)
+        servicer.serve(verifier)
+
     with contextlib.closing(DeviceThread()) as device:
-        server = Server([registration], address=config.address)
-        await serve_loaded(server, lambda: Verifier.load(config, device), servicer.serve, grace_s=config.drain_grace_s)
+        serving = config.serving
+        server = Server([registration], address=config.address, tls=serving.tls, use_reflection=serving.use_reflection)
+        await serve_loaded(server, lambda: Verifier.load(config, device), start, grace_s=config.drain_grace_s)
 
 
 def main() -> int:
     """Runs the command; returns its exit status."""
-    log_to_stderr()
-    config = parse_config(sys.argv[1:], os.environ)
-    return run_service("verifier", lambda: serve(config), failures=(ModelError,))
+    log_to_stderr("verifier")
+    try:
+        config = parse_config(sys.argv[1:], os.environ)
+    except ValueError as error:
+        say_failure("verifier", error)
+        return 2
+    return run_service("verifier", lambda: serve(config), telemetry=config.serving.telemetry, failures=(ModelError,))
 
 
 if __name__ == "__main__":

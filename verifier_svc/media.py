@@ -6,18 +6,27 @@ its name, and the demuxer is fixed by it: no demuxer that follows references to 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from foveate.rpc.errors import InvalidArgument, NotFound, ResourceExhausted, invalid
 
+if TYPE_CHECKING:
+    from verifier_svc.decoders import IsolatedVideo
+
 HASH_BLOCK_BYTES = 1024 * 1024
 SNIFF_BYTES = 64
+DIGEST_MISMATCH = "DIGEST_MISMATCH"
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_DISK_RETRY_S = 5.0
 _MOV_FIRST_BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
 
 
@@ -29,23 +38,32 @@ class Media:
     num_bytes: int
     sha256: str
     field_path: str
+    decoder: IsolatedVideo | None = None
 
     def close(self) -> None:
-        """Closes the file; an upload's bytes are gone with it."""
+        """Ends the decoder and closes the file; an upload's bytes are gone with it."""
+        if self.decoder is not None:
+            self.decoder.close()
         self.file.close()
+
+    def read_all(self) -> bytes:
+        """Returns the file's bytes, whatever its position is; blocking."""
+        return os.pread(self.file.fileno(), self.num_bytes, 0)
 
 
 class UploadSpool:
     """An upload on its way in: hashed while it is written to a nameless file, so that no exit can leave it behind.
 
-    The chunks' order and the size limit are checked before a byte is written.
+    The chunks' order and the size limit are checked before a byte is written. RESOURCE_EXHAUSTED (DISK_FULL), to try
+    again later, when the disk has no room; what has arrived is then of no use.
     """
 
     def __init__(self, *, max_bytes: int, announced_bytes: int = 0) -> None:
         self._max_bytes = max_bytes
         self._announced_bytes = announced_bytes
         self._check_size(announced_bytes)
-        self._file: IO[bytes] = tempfile.TemporaryFile(prefix="foveate-upload-")  # noqa: SIM115 - handed on by finish()
+        with _disk_errors():
+            self._file: IO[bytes] = tempfile.TemporaryFile(prefix="foveate-upload-")  # noqa: SIM115 - finish() hands it on
         self._digest = hashlib.sha256()
         self.num_bytes = 0
 
@@ -54,23 +72,31 @@ class UploadSpool:
         if write_offset != self.num_bytes:
             raise invalid("chunk.write_offset", f"is {write_offset}, but {self.num_bytes} bytes have arrived so far")
         self._check_size(self.num_bytes + len(data))
-        self._file.write(data)
+        with _disk_errors():
+            self._file.write(data)
         self._digest.update(data)
         self.num_bytes += len(data)
 
-    def finish(self) -> Media:
+    def finish(self, *, expected_sha256: str = "") -> Media:
         """Hands the complete file on; the caller closes it from now on."""
         if self.num_bytes == 0:
             raise invalid("chunk.data", "the upload is empty")
         if self._announced_bytes and self._announced_bytes != self.num_bytes:
             announced, arrived = self._announced_bytes, self.num_bytes
             raise invalid("spec.upload.total_bytes", f"announced {announced} bytes, but {arrived} arrived")
-        self._file.flush()
-        return Media(self._file, self.num_bytes, self._digest.hexdigest(), "spec.upload")
+        sha256 = self._digest.hexdigest()
+        if expected_sha256 and expected_sha256 != sha256:
+            error = invalid("spec.upload.sha256", f"announced {expected_sha256}, but bytes of {sha256} arrived")
+            error.reason = DIGEST_MISMATCH
+            raise error
+        with _disk_errors():
+            self._file.flush()
+        return Media(self._file, self.num_bytes, sha256, "spec.upload")
 
     def discard(self) -> None:
         """Drops what has arrived."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # closing writes what is left, for which a full disk has no room
+            self._file.close()
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:
@@ -79,6 +105,28 @@ class UploadSpool:
                 reason="UPLOAD_TOO_LARGE",
                 metadata={"needed_bytes": str(num_bytes), "limit_bytes": str(self._max_bytes)},
             )
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        message = "this server's disk has no room for the upload"
+        raise ResourceExhausted(message, reason="DISK_FULL", retry_after_s=_DISK_RETRY_S) from error
+
+
+def spooled(data: bytes | bytearray) -> Media:
+    """Returns a video file of these bytes, as an upload of them would; blocking."""
+    spool = UploadSpool(max_bytes=len(data))
+    try:
+        spool.append(bytes(data), 0)
+        return spool.finish()
+    except BaseException:
+        spool.discard()
+        raise
 
 
 def open_below_root(path: str, media_root: Path | None) -> Media:

@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
+import torch
+
 from engine.device_thread import DeviceThread
-from engine.kv_pool import KvPool, PoolFull, SelectionSlab, Slab
+from engine.kv_pool import AnySlab, KvPool, PoolFull, SelectionSlab, Slab, TensorSlab
 from foveate.rpc.errors import ResourceExhausted
 from verifier_svc.contexts import ContextStore
+from verifier_svc.threads import ParkedThreads
 
-AnySlab = TypeVar("AnySlab", Slab, SelectionSlab)
+SlabT = TypeVar("SlabT", Slab, SelectionSlab, TensorSlab)
 
 
 class SlabLease:
@@ -22,7 +25,7 @@ class SlabLease:
 
     def __init__(self, pool: KvPool) -> None:
         self._pool = pool
-        self._slabs: list[Slab | SelectionSlab] = []
+        self._slabs: list[AnySlab] = []
 
     def take(self, capacity: int) -> Slab:
         """Allocates room for `capacity` tokens; raises PoolFull."""
@@ -32,7 +35,11 @@ class SlabLease:
         """Allocates room for a selection; raises PoolFull."""
         return self._keep(self._pool.allocate_selection(num_selected))
 
-    def hand_over(self, slab: Slab) -> None:
+    def take_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSlab:
+        """Allocates room for a tensor; raises PoolFull."""
+        return self._keep(self._pool.allocate_tensor(shape, dtype))
+
+    def hand_over(self, slab: AnySlab) -> None:
         """Takes `slab` off the lease: somebody else frees it."""
         self._slabs.remove(slab)
 
@@ -41,18 +48,21 @@ class SlabLease:
         while self._slabs:
             self._pool.free(self._slabs.pop())
 
-    def _keep(self, slab: AnySlab) -> AnySlab:
+    def _keep(self, slab: SlabT) -> SlabT:
         self._slabs.append(slab)
         return slab
 
 
 class Memory:
-    """Allocation for leases, one at a time, with eviction of idle contexts."""
+    """Allocation for leases, one at a time; parked threads, then idle contexts make room."""
 
-    def __init__(self, pool: KvPool, device: DeviceThread, contexts: ContextStore) -> None:
+    def __init__(
+        self, pool: KvPool, device: DeviceThread, contexts: ContextStore, threads: ParkedThreads | None = None
+    ) -> None:
         self._pool = pool
         self._device = device
         self._contexts = contexts
+        self._threads = threads or ParkedThreads(free=lambda slab: None)
         self._lock = asyncio.Lock()
 
     def refuse_if_too_large(self, capacity: int) -> None:
@@ -69,14 +79,19 @@ class Memory:
         """Takes room for a selection; RESOURCE_EXHAUSTED names need and limit."""
         return await self._take(lambda: lease.take_selection(num_selected))
 
-    async def _take(self, allocate: Callable[[], AnySlab]) -> AnySlab:
+    async def take_tensor(self, lease: SlabLease, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSlab:
+        """Takes room for a tensor; RESOURCE_EXHAUSTED names need and limit."""
+        return await self._take(lambda: lease.take_tensor(shape, dtype))
+
+    async def _take(self, allocate: Callable[[], SlabT]) -> SlabT:
         async with self._lock:
             while True:
                 try:
                     return await self._device.run(allocate)
                 except PoolFull as error:
-                    can_help = error.needed_bytes <= error.free_bytes + self._contexts.idle_bytes()
-                    if not (can_help and self._contexts.evict_idle()):
+                    evictable = self._contexts.idle_bytes() + self._threads.num_bytes
+                    can_help = error.needed_bytes <= error.free_bytes + evictable
+                    if not (can_help and (self._threads.evict() or self._contexts.evict_idle())):
                         raise _exhausted(error) from error
 
 

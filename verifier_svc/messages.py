@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
-from engine.handle_proto import handle_to_proto, selection_to_proto, slab_to_proto
+from engine.handle_proto import handle_to_proto, selection_to_proto, slab_to_proto, tensor_to_proto
 from engine.kv_pool import PoolHandle
+from engine.relevance import MAX_NEAREST, RelevanceSettings
 from engine.sampling_proto import sampling_from_proto, sampling_violations
 from engine.selection import SelectionMethod
 from foveate import __version__
 from foveate.rpc.errors import FieldViolation, InvalidArgument, invalid
-from foveate.rpc.video_proto import timings_to_proto, video_to_proto
+from foveate.rpc.fetch_proto import fetch_to_proto
 from foveate.v1 import answers_pb2, contexts_pb2, kv_pb2, verifier_pb2
 from verifier_svc.config import VerifierConfig
-from verifier_svc.contexts import ContextFacts
 from verifier_svc.identity import parse_context_name
 from verifier_svc.progress import Progress, Stage
 from verifier_svc.prompt import Role, Turn
+from verifier_svc.receiving import UploadChunk
 from verifier_svc.round_guard import Round, Verified
-from verifier_svc.sequences import Opened
+from verifier_svc.sequences import Opened, Video
 from verifier_svc.sessions import OpenRequest
-from verifier_svc.verifier import ContextSpec, UploadChunk, Verifier
+from verifier_svc.signals import Signals
+from verifier_svc.verifier import ContextSpec, Verifier
 
 MAX_QUESTION_BYTES = 32 * 1024
 MAX_HISTORY_BYTES = 256 * 1024
@@ -31,6 +31,8 @@ _METHODS = {
     answers_pb2.SELECTION_METHOD_ATTENTION: SelectionMethod.ATTENTION,
     answers_pb2.SELECTION_METHOD_RANDOM: SelectionMethod.RANDOM,
     answers_pb2.SELECTION_METHOD_RECENT: SelectionMethod.RECENT,
+    answers_pb2.SELECTION_METHOD_TWO_STAGE: SelectionMethod.TWO_STAGE,
+    answers_pb2.SELECTION_METHOD_UNIFORM: SelectionMethod.UNIFORM,
 }
 _STAGES = {
     Stage.UPLOAD: contexts_pb2.CONTEXT_STAGE_UPLOAD,
@@ -47,13 +49,18 @@ def parse_spec(request: verifier_pb2.PrefillRequest) -> ContextSpec:
     spec = request.spec
     source = spec.WhichOneof("source")
     if source is None:
-        raise invalid("spec.source", "must be an upload or a path")
+        raise invalid("spec.source", "must be an upload, a path or a URL")
     sampling = spec.sampling
     return ContextSpec(
         path=spec.path if source == "path" else None,
+        url=spec.url if source == "url" else None,
         total_bytes=spec.upload.total_bytes,
         fps=sampling.fps if sampling.HasField("fps") else None,
         max_frames=sampling.max_frames if sampling.HasField("max_frames") else None,
+        tenant=request.tenant,
+        usable_pool_ids=frozenset(request.usable_pool_ids),
+        request_id=spec.request_id,
+        sha256=spec.upload.sha256.lower(),
     )
 
 
@@ -64,8 +71,8 @@ def parse_chunk(request: verifier_pb2.PrefillRequest) -> UploadChunk:
     return UploadChunk(request.chunk.write_offset, request.chunk.data)
 
 
-def parse_open(message: verifier_pb2.OpenSequence) -> OpenRequest:
-    """Reads what starts a sequence."""
+def parse_open(message: verifier_pb2.OpenSequence, *, vocab_size: int) -> OpenRequest:
+    """Reads what starts a sequence; token ids must be below `vocab_size`."""
     violations = [*_question_violations(message), *sampling_violations(message.sampling, "open.sampling")]
     if message.max_tokens < 1:
         violations.append(FieldViolation("open.max_tokens", "must be at least 1"))
@@ -73,17 +80,39 @@ def parse_open(message: verifier_pb2.OpenSequence) -> OpenRequest:
         violations.append(FieldViolation("open.visual_budget", "must be in [0, 1]"))
     if message.selection not in _METHODS:
         violations.append(FieldViolation("open.selection", "is not a known method"))
+    violations.extend(_token_violations(message, vocab_size))
+    if message.signals.HasField("num_nearest") and not 1 <= message.signals.num_nearest <= MAX_NEAREST:
+        violations.append(FieldViolation("open.signals.num_nearest", f"must be 1 to {MAX_NEAREST}"))
     if violations:
         raise InvalidArgument("the sequence cannot be opened", violations=violations)
     return OpenRequest(
         context_id=parse_context_name(message.context, "open.context"),
-        history=tuple(Turn(_ROLES[turn.role], turn.text) for turn in message.history),
+        history=_history(message),
         question=message.question,
         sampling=sampling_from_proto(message.sampling),
         max_tokens=message.max_tokens,
         num_selected=message.num_selected if message.HasField("num_selected") else None,
         visual_budget=message.visual_budget if message.HasField("visual_budget") else None,
         selection=_METHODS[message.selection],
+        tenant=message.tenant,
+        answer_token_ids=tuple(message.answer_token_ids),
+        keep_thread=message.keep_thread,
+        signals=_signals(message.signals),
+        wants_video=message.wants_video,
+    )
+
+
+def _history(message: verifier_pb2.OpenSequence) -> tuple[Turn, ...]:
+    token_ids = [tuple(one.token_ids) for one in message.history_token_ids] or [()] * len(message.history)
+    return tuple(Turn(_ROLES[turn.role], turn.text, ids) for turn, ids in zip(message.history, token_ids, strict=True))
+
+
+def _signals(message: verifier_pb2.Signals) -> Signals:
+    return Signals(
+        relevance=message.relevance,
+        num_nearest=message.num_nearest if message.HasField("num_nearest") else None,
+        entropy=message.entropy,
+        log_probabilities=message.log_probabilities,
     )
 
 
@@ -113,26 +142,21 @@ def _question_violations(message: verifier_pb2.OpenSequence) -> list[FieldViolat
     return violations
 
 
+def _token_violations(message: verifier_pb2.OpenSequence, vocab_size: int) -> list[FieldViolation]:
+    violations = []
+    if not all(token_id < vocab_size for token_id in message.answer_token_ids):
+        violations.append(FieldViolation("open.answer_token_ids", f"must be below {vocab_size}"))
+    if not all(token_id < vocab_size for turn in message.history_token_ids for token_id in turn.token_ids):
+        violations.append(FieldViolation("open.history_token_ids", f"must be below {vocab_size}"))
+    if len(message.history_token_ids) not in (0, len(message.history)):
+        violations.append(FieldViolation("open.history_token_ids", "must be as many as history, or none"))
+    return violations
+
+
 def progress_message(progress: Progress) -> contexts_pb2.ContextProgress:
     """Returns the message of a stage's progress."""
     return contexts_pb2.ContextProgress(
         stage=_STAGES[progress.stage], done=progress.done, total=max(progress.total, progress.done)
-    )
-
-
-def context_message(facts: ContextFacts, *, reused: bool = False) -> contexts_pb2.Context:
-    """Returns the message of a context."""
-    create_time = Timestamp()
-    create_time.FromNanoseconds(facts.create_time_ns)
-    return contexts_pb2.Context(
-        name=facts.name,
-        video=video_to_proto(facts.video),
-        num_visual_tokens=facts.num_visual_tokens,
-        num_tokens=facts.num_tokens,
-        kv_bytes=facts.kv_bytes,
-        create_time=create_time,
-        reused=reused,
-        timings=timings_to_proto(facts.timings),
     )
 
 
@@ -151,11 +175,30 @@ def opened_message(opened: Opened, handle: PoolHandle) -> verifier_pb2.SequenceO
         first_token_id=opened.first_token_id,
         prompt_token_ids=opened.prompt_token_ids,
         prefill_us=opened.prefill_us,
+        fetch=fetch_to_proto(opened.fetch),
+        num_reused_tokens=opened.num_reused_tokens,
+        lossy_context=opened.is_context_lossy,
     )
     if opened.selection is not None:
         message.selection.SetInParent()  # an empty selection is a selection; copying it alone would leave it unset
         message.selection.CopyFrom(selection_to_proto(opened.selection))
+    if opened.video is not None:
+        message.video.CopyFrom(_video_message(opened.video))
     return message
+
+
+def _video_message(video: Video) -> kv_pb2.VideoSource:
+    time, rows, columns = video.grid
+    return kv_pb2.VideoSource(
+        context=video.context,
+        patches=tensor_to_proto(video.patches),
+        grid_time=time,
+        grid_rows=rows,
+        grid_columns=columns,
+        second_per_grid=video.second_per_grid,
+        patches_digest=video.patches_digest,
+        text_token_ids=video.text_token_ids,
+    )
 
 
 def verified_message(verified: Verified) -> verifier_pb2.RoundVerified:
@@ -165,6 +208,10 @@ def verified_message(verified: Verified) -> verifier_pb2.RoundVerified:
         base_len=verified.base_len,
         target_token_ids=verified.target_token_ids,
         model_us=verified.model_us,
+        relevance=verified.measured.relevance,
+        entropy=verified.measured.entropy,
+        draft_log_probabilities=verified.measured.draft_log_probabilities,
+        target_log_probabilities=verified.measured.target_log_probabilities,
     )
 
 
@@ -184,6 +231,19 @@ def info_message(verifier: Verifier) -> verifier_pb2.GetVerifierInfoResponse:
         limits=_limits_message(config),
         pool_used_bytes=parts.pool.used_bytes,
         num_sequences=verifier.num_sequences,
+        has_cold_tier=verifier.redis is not None,
+        context_counters=verifier.context_counters(),
+        relevance=_relevance_message(parts.relevance) if config.keep_visual_states else None,
+    )
+
+
+def _relevance_message(settings: RelevanceSettings) -> answers_pb2.RelevanceInfo:
+    return answers_pb2.RelevanceInfo(
+        layer=settings.layer,
+        at_predicting=settings.at_predicting,
+        is_centred=settings.is_centred,
+        num_nearest=settings.num_nearest,
+        quantiles=settings.quantiles,
     )
 
 

@@ -7,6 +7,9 @@ The template is rendered with stand-ins for everything a person wrote. Markup is
 only; a person's words are then put between, in one piece of text with the template's plain words around them, and
 tokenised with special tokens switched off. Ordinary text so gets the ids it gets from transformers, and markup in a
 question is plain text.
+
+An answer may be given as the ids it was generated as: a tokenizer would often cut its text in another way, and the keys
+and values that are kept of it would not be found again.
 """
 
 from __future__ import annotations
@@ -32,10 +35,11 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class Turn:
-    """An earlier turn of the conversation."""
+    """An earlier turn of the conversation; `token_ids` are those it was generated as, where they are known."""
 
     role: Role
     text: str
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,10 @@ class ThreadPrompt:
 
     token_ids: tuple[int, ...]
     question_rows: range
+
+    def followed_by(self, answer_token_ids: tuple[int, ...]) -> ThreadPrompt:
+        """Returns the prompt of an answer that goes on after these tokens of it."""
+        return ThreadPrompt(self.token_ids + answer_token_ids, self.question_rows)
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,7 @@ class PromptBuilder:
         self._plain = _plain_tokenizer(tokenizer_json)
         added = json.loads(tokenizer_json)["added_tokens"]
         self._markup_ids: dict[str, int] = {token["content"]: token["id"] for token in added}
+        self._all_markup_ids = frozenset(self._markup_ids.values())
         longest_first = sorted(self._markup_ids, key=len, reverse=True)
         self._markup = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
 
@@ -105,9 +114,10 @@ class PromptBuilder:
         return token_ids[:place], token_ids[place + 1 : place + 2]  # the marker that ends the video
 
     def _render(self, history: Sequence[Turn], question: str) -> _Rendered:
-        texts = [turn.text for turn in history] + [question]
+        said: list[str | tuple[int, ...]] = [self._generated(turn) or turn.text for turn in history]
+        said.append(question)
         mark = secrets.token_hex(16)
-        names = [f"{mark}:{index:06d}" for index in range(len(texts))]
+        names = [f"{mark}:{index:06d}" for index in range(len(said))]
         messages: list[dict[str, Any]] = [
             {"role": turn.role.value, "content": name} for turn, name in zip(history, names, strict=False)
         ]
@@ -121,15 +131,28 @@ class PromptBuilder:
             **self._special_tokens,
         )
         pieces = re.split(f"{mark}:([0-9]{{6}})", rendered[0])
-        return self._tokenize(pieces, texts)
+        return self._tokenize(pieces, said)
 
-    def _segments(self, pieces: Sequence[str], texts: Sequence[str]) -> Iterator[int | _PlainText]:
-        """Yields markup ids and the plain text between them, from template parts (even places) and texts (odd ones)."""
+    def _generated(self, turn: Turn) -> tuple[int, ...]:
+        """Returns the ids of a turn that are exactly its text; none when a stop string, say, cut the text shorter."""
+        token_ids = turn.token_ids
+        while token_ids and token_ids[-1] in self._all_markup_ids:  # the template says itself where the turn ends
+            token_ids = token_ids[:-1]
+        is_plain = not any(token_id in self._all_markup_ids for token_id in token_ids)
+        return token_ids if is_plain and self._plain.decode(list(token_ids)) == turn.text else ()
+
+    def _segments(self, pieces: Sequence[str], said: Sequence[str | tuple[int, ...]]) -> Iterator[int | _PlainText]:
+        """Yields ids and the plain text between them, from template parts (even places) and what was said (odd)."""
         run = _PlainText()
         for place, piece in enumerate(pieces):
             if place % 2:
-                index = int(piece)
-                run = run.plus(texts[index], is_question=index == len(texts) - 1)
+                words = said[int(piece)]
+                if isinstance(words, str):
+                    run = run.plus(words, is_question=int(piece) == len(said) - 1)
+                    continue
+                yield run
+                yield from words
+                run = _PlainText()
                 continue
             for part in self._markup.split(piece):
                 if part not in self._markup_ids:
@@ -140,10 +163,10 @@ class PromptBuilder:
                 run = _PlainText()
         yield run
 
-    def _tokenize(self, pieces: Sequence[str], texts: Sequence[str]) -> _Rendered:
+    def _tokenize(self, pieces: Sequence[str], said: Sequence[str | tuple[int, ...]]) -> _Rendered:
         token_ids: list[int] = []
         question_rows = range(0)
-        for segment in self._segments(pieces, texts):
+        for segment in self._segments(pieces, said):
             if isinstance(segment, int):
                 token_ids.append(segment)
                 continue

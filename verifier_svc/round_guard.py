@@ -20,6 +20,16 @@ class Round:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What was asked for beside the choices, each per place or empty; see `foveate.v1.RoundVerified`."""
+
+    relevance: tuple[float, ...] = ()
+    entropy: tuple[float, ...] = ()
+    draft_log_probabilities: tuple[float, ...] = ()
+    target_log_probabilities: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
 class Verified:
     """The target's choices: [i] stands in place of draft token i, one more after the last. Device time in us."""
 
@@ -27,6 +37,7 @@ class Verified:
     base_len: int
     target_token_ids: tuple[int, ...]
     model_us: int
+    measured: Measured = Measured()
 
 
 class RoundGuard:

@@ -3,26 +3,32 @@
     context slab   [0 ................ num_context_tokens)      shared, immutable
     thread slab    [prompt ... ][committed ... ][speculative ]  ours; row i is token num_context_tokens + i
 
-Every method that touches the model runs on the device thread, one step at a time.
+Every method that touches the model runs on the device thread: `open` in turns, `verify` in steps with other answers.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from engine.attention import KvView
-from engine.kv_pool import SelectionSlab, Slab
-from engine.positions import text_positions
-from engine.sampling import Sampling, choose
-from engine.selection import ScoreTap, SelectionMethod, select
+from engine.batch import Block, Output
+from engine.kv_pool import SelectionSlab, Slab, TensorSlab
+from engine.pace import Pace, first_rows
+from engine.sampling import Sampling
+from engine.scheduler import Ask, Steps, Turns
+from engine.selection import Reduction, ScoreTap, SelectionMethod, select
+from foveate.context_source import FROM_POOL, ContextFetch
 from verifier_svc.contexts import HeldContext
 from verifier_svc.engine_parts import EngineParts
 from verifier_svc.prompt import ThreadPrompt
 from verifier_svc.round_guard import Round, Verified
+from verifier_svc.signals import Signals, measure, relevance_of
+from verifier_svc.threads import Parked
 
 # Slabs are a multiple of this many rows, so that kernels that read in fixed widths stay inside them.
 CAPACITY_STEP = 64
@@ -34,6 +40,18 @@ class SelectionPlan:
 
     num_selected: int
     method: SelectionMethod
+
+
+@dataclass(frozen=True)
+class Video:
+    """What a drafter with another model needs to look at the context's video itself; see `foveate.v1.VideoSource`."""
+
+    context: str
+    patches: TensorSlab
+    grid: tuple[int, int, int]
+    second_per_grid: float
+    patches_digest: str
+    text_token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -51,6 +69,10 @@ class Opened:
     first_token_id: int
     prompt_token_ids: tuple[int, ...]
     prefill_us: int
+    video: Video | None = None
+    fetch: ContextFetch = FROM_POOL
+    is_context_lossy: bool = False
+    num_reused_tokens: int = 0
 
 
 def thread_capacity(num_rows: int) -> int:
@@ -62,19 +84,28 @@ class Sequence:
     """The device's side of one answer. Holds no memory of its own: its slabs are on the lease of whoever made it."""
 
     def __init__(
-        self, parts: EngineParts, held: HeldContext, *, sequence_id: str, prompt: ThreadPrompt, sampling: Sampling
+        self,
+        parts: EngineParts,
+        held: HeldContext,
+        *,
+        sequence_id: str,
+        prompt: ThreadPrompt,
+        sampling: Sampling,
+        signals: Signals,
     ) -> None:
         self._runner = parts.runner
         self._pool = parts.pool
+        self._relevance = parts.relevance
         self._held = held
         self._sequence_id = sequence_id
         self._prompt = prompt
         self._asking = range(prompt.question_rows.start, len(prompt.token_ids))
         self._sampling = sampling
+        self._signals = signals
         self._thread: Slab | None = None
         self._scores: Tensor | None = None
-        self._last_hidden: Tensor | None = None
-        self._prefill_s = 0.0
+        self._num_reused = 0
+        self._row_token_ids = list(prompt.token_ids)  # tokens whose KV is in the thread, row by row
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -85,30 +116,77 @@ class Sequence:
         """Takes the thread slab into use."""
         self._thread = thread
 
-    def prefill_chunk(self, rows: range, *, with_scores: bool) -> None:
-        """Prefills rows of the thread's prompt; with scores, those from the question on vote for visual entries."""
-        before = time.perf_counter()
-        inside = range(max(rows.start, self._asking.start), rows.stop)
-        tap = self._tap(rows.start, inside) if with_scores and inside else None
-        token_ids = self._prompt.token_ids[rows.start : rows.stop]
-        positions, kv = self._positions(rows.start, len(rows)), self._kv(rows.start)
-        hidden = self._runner.forward(token_ids=token_ids, positions=positions, kv=kv, query_tap=tap)
-        if tap is not None:
-            self._scores = tap.scores if self._scores is None else torch.maximum(self._scores, tap.scores)
-        self._last_hidden = hidden[-1:]
-        self._prefill_s += time.perf_counter() - before
-
-    def finish_opening(self, selection: SelectionSlab | None, method: SelectionMethod) -> Opened:
-        """Chooses the first token and writes the selection, when one is wanted."""
+    @torch.inference_mode()
+    def copy_rows(self, source: Slab, num_rows: int) -> None:
+        """Takes the first rows of another thread on the same context, whose tokens are the prompt's."""
         assert self._thread is not None, "begin comes first"
-        assert self._last_hidden is not None, "prefill comes before"
+        for mine, theirs in zip(self._pool.views(self._thread), self._pool.views(source), strict=True):
+            mine[:, :, :num_rows].copy_(theirs[:, :, :num_rows])
+        self._num_reused = num_rows
+
+    def parked(self) -> Parked:
+        """Returns the thread as it can be kept."""
+        assert self._thread is not None, "begin comes first"
+        num_bytes = self._pool.layout.slab_bytes(self._thread.capacity)
+        return Parked(self._held.facts.context_id, tuple(self._row_token_ids), self._thread, num_bytes)
+
+    def open(
+        self, selection: SelectionSlab | None, method: SelectionMethod, *, num_reused: int, chunk_tokens: int
+    ) -> Turns[Opened]:
+        """Prefills the prompt behind its first `num_reused` rows, writes the selection and chooses the first token.
+
+        Rows from the question on score visual entries when the selection needs scores. A piece has at most
+        `chunk_tokens`.
+        """
+        reduction = method.reduction if selection and selection.num_selected else None
+        pace = self._pace(chunk_tokens)
+        row, end, output = num_reused, len(self._prompt.token_ids), None
+        while row < end:
+            turn_s = yield end - row
+            num_rows = pace.num_rows(turn_s, end - row)
+            with pace.piece(num_rows):
+                output = self._prefill(range(row, row + num_rows), reduction)
+            row += num_rows
+        assert output is not None, "the question's last token is never reused"
+        return self._opened(output, selection, method, pace.total_s)
+
+    def _pace(self, chunk_tokens: int) -> Pace:
+        num_keys = self._held.facts.num_tokens + len(self._prompt.token_ids)
+        return Pace(
+            first=first_rows(num_keys),
+            most=min(chunk_tokens, self._runner.max_rows or chunk_tokens),
+            is_fixed=self._runner.max_rows is None,
+        )
+
+    @torch.inference_mode()
+    def _prefill(self, rows: range, reduction: Reduction | None) -> Output:
+        inside = range(max(rows.start, self._asking.start), rows.stop)
+        tap = self._tap(rows.start, inside, reduction) if reduction is not None and inside else None
+        (output,) = self._runner.run(
+            [
+                Block(
+                    self._kv(rows.start),
+                    self._prompt.token_ids[rows.start : rows.stop],
+                    self._position(rows.start),
+                    num_chosen=int(rows.stop == len(self._prompt.token_ids)),
+                    query_tap=tap,
+                )
+            ]
+        )
+        if tap is not None:
+            self._scores = tap.scores if self._scores is None else tap.reduction.merge(self._scores, tap.scores)
+        return output
+
+    def _opened(
+        self, output: Output, selection: SelectionSlab | None, method: SelectionMethod, prefill_s: float
+    ) -> Opened:
+        assert self._thread is not None, "begin comes first"
         before = time.perf_counter()
         facts = self._held.facts
         if selection is not None and selection.num_selected:
             self._write_selection(selection, method)
-        logits = self._runner.logits(self._last_hidden)
-        (first_token_id,) = choose(logits, self.num_prompt_tokens, self._sampling)
-        self._prefill_s += time.perf_counter() - before
+        (first_token_id,) = output.choose(self.num_prompt_tokens, self._sampling)
+        prefill_s += time.perf_counter() - before
         return Opened(
             sequence_id=self._sequence_id,
             context_slab=self._held.slab,
@@ -120,34 +198,56 @@ class Sequence:
             position_delta=facts.position_delta,
             first_token_id=first_token_id,
             prompt_token_ids=self._prompt.token_ids,
-            prefill_us=int(self._prefill_s * 1e6),
+            prefill_us=int(prefill_s * 1e6),
+            num_reused_tokens=self._num_reused,
         )
 
-    def verify(self, asked: Round) -> Verified:
+    def verify(self, asked: Round) -> Steps[Verified]:
         """Runs one admitted round: its rows overwrite whatever speculation left behind base_len."""
-        before = time.perf_counter()
         num_drafts = len(asked.draft_token_ids)
         row = asked.base_len - self._held.facts.num_tokens
         token_ids = asked.token_ids + asked.draft_token_ids
-        hidden = self._runner.step(
-            token_ids=token_ids, positions=self._positions(row, len(token_ids)), kv=self._kv(row)
+        self._row_token_ids[row:] = token_ids
+        layer = self._relevance.layer if self._signals.relevance else None
+        output = yield Ask(
+            self._runner,
+            Block(self._kv(row), token_ids, self._position(row), num_chosen=num_drafts + 1, states_layer=layer),
         )
-        logits = self._runner.logits(hidden[-(num_drafts + 1) :])  # [num_drafts + 1, vocab]
-        target_token_ids = choose(logits, asked.base_len + len(asked.token_ids), self._sampling)
-        model_us = int((time.perf_counter() - before) * 1e6)
-        return Verified(asked.round, asked.base_len, tuple(target_token_ids), model_us)
+        before = time.perf_counter()
+        target_token_ids = tuple(output.choose(asked.base_len + len(asked.token_ids), self._sampling))
+        measured = measure(
+            self._signals,
+            logits=output.logits,
+            draft_token_ids=asked.draft_token_ids,
+            target_token_ids=target_token_ids,
+            relevance=self._relevance_of(output.states, num_drafts),
+        )
+        model_us = int((output.step_s + time.perf_counter() - before) * 1e6)
+        return Verified(asked.round, asked.base_len, target_token_ids, model_us, measured)
+
+    @torch.inference_mode()
+    def _relevance_of(self, states: Tensor | None, num_drafts: int) -> Tensor | None:
+        if states is None:
+            return None
+        table = self._pool.tensor_view(self._held.tensors[self._relevance.tensor_name])
+        return relevance_of(self._relevance, self._signals, states, table, num_drafts=num_drafts)
 
     def _kv(self, row: int) -> KvView:
         """Returns the context and the first `row` rows of the thread."""
+        context, thread = self._views
+        return KvView(context, thread, row)
+
+    @cached_property
+    def _views(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         assert self._thread is not None, "begin comes first"
-        return KvView(self._pool.views(self._held.slab), self._pool.views(self._thread), row)
+        return self._pool.views(self._held.slab), self._pool.views(self._thread)
 
-    def _positions(self, row: int, num_tokens: int) -> Tensor:
-        """Returns the RoPE positions of tokens that start at thread row `row`."""
+    def _position(self, row: int) -> int:
+        """Returns the RoPE position of thread row `row`; later rows' are consecutive."""
         facts = self._held.facts
-        return text_positions(facts.num_tokens + row + facts.position_delta, num_tokens)
+        return facts.num_tokens + row + facts.position_delta
 
-    def _tap(self, first_row: int, scoring: range) -> ScoreTap:
+    def _tap(self, first_row: int, scoring: range, reduction: Reduction) -> ScoreTap:
         """Returns the tap of a forward that starts at `first_row` of the thread, of which rows `scoring` vote."""
         kv = self._kv(first_row)
         assert kv.context is not None, "a sequence stands on a context"
@@ -159,6 +259,7 @@ class Sequence:
             visual_index=self._visual_index(keys.device),
             rows=slice(scoring.start - first_row, scoring.stop - first_row),
             scaling=self._runner.scaling,
+            reduction=reduction,
         )
 
     def _visual_index(self, device: torch.device) -> Tensor:

@@ -13,8 +13,9 @@ from foveate.v1 import verifier_pb2, verifier_pb2_grpc
 from verifier_svc import messages
 from verifier_svc.identity import parse_context_name
 from verifier_svc.progress import Progress
+from verifier_svc.receiving import UploadChunk
 from verifier_svc.sessions import Session
-from verifier_svc.verifier import UploadChunk, Verifier
+from verifier_svc.verifier import Verifier
 
 ServicerContext = grpc.aio.ServicerContext[Any, Any]
 
@@ -52,20 +53,46 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         async def emit(progress: Progress) -> None:
             await context.write(verifier_pb2.PrefillResponse(progress=messages.progress_message(progress)))
 
-        facts, reused = await verifier.create_context(spec, _chunks(request_iterator), emit)
-        await context.write(verifier_pb2.PrefillResponse(context=messages.context_message(facts, reused=reused)))
+        created = await verifier.create_context(spec, _chunks(request_iterator), emit)
+        await context.write(verifier_pb2.PrefillResponse(context=created.context, holder_pool_id=created.pool_id))
+
+    async def WatchPrefill(  # type: ignore[override]
+        self, request: verifier_pb2.WatchPrefillRequest, context: ServicerContext
+    ) -> None:
+        async def emit(progress: Progress) -> None:
+            await context.write(verifier_pb2.WatchPrefillResponse(progress=messages.progress_message(progress)))
+
+        if request.WhichOneof("target") is None:
+            raise invalid("target", "must be a request_id or a name")
+        context_id = parse_context_name(request.name, "name") if request.name else ""
+        watched = await self._loaded().watch(
+            request.tenant, request_id=request.request_id, context_id=context_id, emit=emit
+        )
+        await context.write(verifier_pb2.WatchPrefillResponse(context=watched))
 
     async def ListHeldContexts(
         self, request: verifier_pb2.ListHeldContextsRequest, context: ServicerContext
     ) -> verifier_pb2.ListHeldContextsResponse:
-        held = self._loaded().contexts.newest_first()
-        return verifier_pb2.ListHeldContextsResponse(contexts=[messages.context_message(facts) for facts in held])
+        context_id = parse_context_name(request.name, "name") if request.name else None
+        contexts = await self._loaded().listed_contexts(
+            request.tenant, include_cold=request.include_cold, context_id=context_id
+        )
+        return verifier_pb2.ListHeldContextsResponse(contexts=contexts)
 
     async def ReleaseContext(
         self, request: verifier_pb2.ReleaseContextRequest, context: ServicerContext
     ) -> verifier_pb2.ReleaseContextResponse:
-        self._loaded().contexts.release(parse_context_name(request.name, "name"))
+        context_id = parse_context_name(request.name, "name")
+        await self._loaded().release_context(context_id, request.tenant)
         return verifier_pb2.ReleaseContextResponse()
+
+    async def TouchHeldContext(
+        self, request: verifier_pb2.TouchHeldContextRequest, context: ServicerContext
+    ) -> verifier_pb2.TouchHeldContextResponse:
+        context_id = parse_context_name(request.name, "name")
+        pinned = request.pinned if request.HasField("pinned") else None
+        touched = await self._loaded().touch_context(context_id, request.tenant, pinned=pinned)
+        return verifier_pb2.TouchHeldContextResponse(context=touched)
 
     async def Verify(  # type: ignore[override]
         self, request_iterator: AsyncIterator[verifier_pb2.VerifyRequest], context: ServicerContext
@@ -78,7 +105,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         response = verifier_pb2.VerifyResponse(request_id=request.request_id)
         match request.WhichOneof("payload"):
             case "open":
-                opened = await session.open(messages.parse_open(request.open))
+                opened = await session.open(
+                    messages.parse_open(request.open, vocab_size=self._loaded().parts.vocab_size)
+                )
                 response.opened.CopyFrom(messages.opened_message(opened, self._loaded().parts.pool.handle))
             case "round":
                 verified = await session.verify(messages.parse_round(request.round))

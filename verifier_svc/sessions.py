@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 
-from engine.device_thread import DeviceThread
 from engine.kv_pool import SelectionSlab
 from engine.sampling import Sampling
+from engine.scheduler import Scheduler
 from engine.selection import SelectionMethod
+from foveate.context_source import ContextFetch
+from foveate.rpc.admission import refuse_beyond
 from foveate.rpc.errors import FailedPrecondition, ResourceExhausted
+from foveate.telemetry import conventions as names
+from foveate.telemetry.spans import Attributes, write
 from verifier_svc.config import VerifierConfig
-from verifier_svc.contexts import ContextStore, HeldContext
+from verifier_svc.contexts import HeldContext
 from verifier_svc.engine_parts import EngineParts
 from verifier_svc.memory import Memory, SlabLease
+from verifier_svc.prefill import PATCHES
 from verifier_svc.prompt import ThreadPrompt, Turn
 from verifier_svc.round_guard import Round, RoundGuard, Verified
-from verifier_svc.sequences import Opened, Sequence, thread_capacity
+from verifier_svc.sequences import Opened, Sequence, Video, thread_capacity
+from verifier_svc.signals import Signals
+from verifier_svc.threads import ParkedThreads
 
 
 @dataclass(frozen=True)
 class OpenRequest:
-    """What a gateway asks for; exactly one of `num_selected` and `visual_budget` is set when a selection is wanted."""
+    """What a gateway asks for; exactly one of `num_selected` and `visual_budget` is set when a selection is wanted.
+
+    `answer_token_ids` are an answer's tokens that are committed already: they are prefilled after the prompt.
+    """
 
     context_id: str
     history: tuple[Turn, ...]
@@ -33,6 +44,11 @@ class OpenRequest:
     num_selected: int | None
     visual_budget: float | None
     selection: SelectionMethod
+    signals: Signals
+    wants_video: bool
+    tenant: str = ""
+    answer_token_ids: tuple[int, ...] = ()
+    keep_thread: bool = False
 
     def num_selected_of(self, num_visual: int) -> int | None:
         """Returns how many of `num_visual` entries to select; None when no selection is wanted."""
@@ -49,22 +65,28 @@ class Sessions:
         parts: EngineParts,
         config: VerifierConfig,
         *,
-        device: DeviceThread,
-        contexts: ContextStore,
+        scheduler: Scheduler,
+        obtain: Callable[[str, str], Awaitable[tuple[HeldContext, ContextFetch]]],
+        give_back: Callable[[HeldContext], None],
         memory: Memory,
+        threads: ParkedThreads,
         on_idle: Callable[[], None],
     ) -> None:
         self.parts = parts
         self.config = config
-        self.device = device
-        self.contexts = contexts
+        self.scheduler = scheduler
+        self.device = scheduler.device
+        self.obtain = obtain
+        self.give_back = give_back
         self.memory = memory
+        self.threads = threads
         self._on_idle = on_idle
         self._ids = itertools.count(1)
         self.num_open = 0
 
     def opened(self) -> str:
-        """Counts a session that opens; returns an id unique in the pool's life."""
+        """Counts a session that opens; returns an id unique in the pool's life. Raises ResourceExhausted."""
+        refuse_beyond(self.config.max_sequences, self.num_open)
         self.num_open += 1
         return f"{self.parts.pool.handle.pool_id}-{next(self._ids)}"
 
@@ -81,33 +103,56 @@ class Session:
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
         self._lease = SlabLease(sessions.parts.pool)
+        self._is_counted = False
         self._held: HeldContext | None = None
         self._sequence: Sequence | None = None
         self._guard: RoundGuard | None = None
+        self._keeps_thread = False
 
     async def __aenter__(self) -> Session:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._keeps_thread and self._held is not None and self._sequence is not None:
+            # The stream has ended in order, so no step of ours is queued any more.
+            parked = self._sequence.parked()
+            self._lease.hand_over(parked.slab)
+            self._sessions.threads.park(parked)
         # A step of this sequence may be running: the lease is freed behind it in the device's queue.
         self._sessions.device.submit(self._lease.free_all)
         if self._held is not None:
-            self._sessions.contexts.give_back(self._held)
+            self._sessions.give_back(self._held)
             self._held = None
+        if self._is_counted:
+            self._is_counted = False
             self._sessions.closed()
 
     async def open(self, asked: OpenRequest) -> Opened:
         """Prefills history and question. NOT_FOUND without the context, RESOURCE_EXHAUSTED without room."""
-        if self._held is not None:
+        if self._is_counted:
             raise FailedPrecondition("the sequence is open already", reason="SEQUENCE_ALREADY_OPEN")
-        self._held = held = self._sessions.contexts.acquire(asked.context_id)
+        start_ns = time.time_ns()
         sequence_id = self._sessions.opened()
+        self._is_counted = True
+        self._held, fetch = await self._sessions.obtain(asked.context_id, asked.tenant)
+        held = self._held
+        write(
+            names.SPAN_CONTEXT_RESOLVE,
+            start_ns,
+            {names.TIER: fetch.source.name.lower(), names.CONTEXT: asked.context_id},
+        )
         parts = self._sessions.parts
         prompt = await asyncio.to_thread(parts.prompts.thread, asked.history, asked.question)
+        prompt = prompt.followed_by(asked.answer_token_ids)
         room = self._room(prompt, asked.max_tokens)
-        sequence = Sequence(parts, held, sequence_id=sequence_id, prompt=prompt, sampling=asked.sampling)
-        opened = await self._prefill(sequence, prompt, room, asked)
+        _check_signals(asked.signals, held, parts)
+        video = _video(held, parts) if asked.wants_video else None
+        sequence = Sequence(
+            parts, held, sequence_id=sequence_id, prompt=prompt, sampling=asked.sampling, signals=asked.signals
+        )
+        opened = replace(await self._prefill(sequence, prompt, room, asked), video=video)
         self._sequence = sequence
+        self._keeps_thread = asked.keep_thread
         self._guard = RoundGuard(
             sequence_id=sequence_id,
             num_prompt_tokens=opened.num_prompt_tokens,
@@ -115,7 +160,7 @@ class Session:
             max_draft_tokens=self._sessions.config.max_draft_tokens,
             vocab_size=parts.vocab_size,
         )
-        return opened
+        return replace(opened, fetch=fetch, is_context_lossy=held.is_lossy)
 
     async def verify(self, asked: Round) -> Verified:
         """Runs a round, or repeats the reply of the round that was run last."""
@@ -124,7 +169,7 @@ class Session:
         repeated = self._guard.admit(asked)
         if repeated is not None:
             return repeated
-        reply = await self._sessions.device.run(self._sequence.verify, asked)
+        reply = await self._sessions.scheduler.steps(self._sequence.verify(asked), names.SPAN_VERIFY, _round_of(asked))
         self._guard.record(asked, reply)
         return reply
 
@@ -146,14 +191,53 @@ class Session:
         num_rows = len(prompt.token_ids) + room + sessions.config.max_draft_tokens
         sequence.begin(await sessions.memory.take(self._lease, thread_capacity(num_rows)))
         selection = await self._take_selection(asked.num_selected_of(held.facts.num_visual_tokens))
-        wants_scores = bool(selection and selection.num_selected and asked.selection is SelectionMethod.ATTENTION)
-        step = sessions.config.prefill_chunk_tokens
-        for start in range(0, len(prompt.token_ids), step):
-            rows = range(start, min(start + step, len(prompt.token_ids)))
-            await sessions.device.run(sequence.prefill_chunk, rows, with_scores=wants_scores)
-        return await sessions.device.run(sequence.finish_opening, selection, asked.selection)
+        num_reused = await self._reuse(sequence, prompt, asked)
+        opening = sequence.open(
+            selection,
+            asked.selection,
+            num_reused=num_reused,
+            chunk_tokens=sessions.config.prefill_chunk_tokens,
+        )
+        num_tokens = len(prompt.token_ids) - num_reused
+        return await sessions.scheduler.turns(opening, names.SPAN_PREFILL, {names.NUM_TOKENS: num_tokens})
+
+    async def _reuse(self, sequence: Sequence, prompt: ThreadPrompt, asked: OpenRequest) -> int:
+        """Copies the rows that a kept thread shares with the prompt, up to the question; returns their number."""
+        before_question = prompt.token_ids[: prompt.question_rows.start]
+        found = self._sessions.threads.longest(asked.context_id, before_question) if asked.keep_thread else None
+        if found is None:
+            return 0
+        slab, num_rows = found
+        await self._sessions.device.run(sequence.copy_rows, slab, num_rows)
+        return num_rows
 
     async def _take_selection(self, num_selected: int | None) -> SelectionSlab | None:
         if not num_selected:  # an empty selection takes no memory
             return None if num_selected is None else SelectionSlab(0, 0)
         return await self._sessions.memory.take_selection(self._lease, num_selected)
+
+
+def _check_signals(signals: Signals, held: HeldContext, parts: EngineParts) -> None:
+    if signals.relevance and parts.relevance.tensor_name not in held.tensors:
+        raise FailedPrecondition(
+            "this verifier keeps no visual states, so it cannot measure relevance", reason="NO_VISUAL_STATES"
+        )
+
+
+def _round_of(asked: Round) -> Attributes:
+    return {names.ROUND: asked.round, names.DRAFT_LENGTH: len(asked.draft_token_ids)}
+
+
+def _video(held: HeldContext, parts: EngineParts) -> Video:
+    if PATCHES not in held.tensors:
+        raise FailedPrecondition("this verifier keeps no patches (--keep-patches)", reason="NO_PATCHES")
+    facts, video_token_id = held.facts, parts.loaded.family.video_token_id
+    token_ids = parts.prompts.context_token_ids(facts.num_visual_tokens)
+    return Video(
+        context=facts.name,
+        patches=held.tensors[PATCHES],
+        grid=facts.grid,
+        second_per_grid=facts.second_per_grid,
+        patches_digest=parts.patches_digest,
+        text_token_ids=tuple(token_id for token_id in token_ids if token_id != video_token_id),
+    )

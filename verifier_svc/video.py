@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foveate.rpc.errors import FoveateError, ResourceExhausted
-from verifier_svc.config import MediaLimits
+from verifier_svc.limits import MediaLimits
 from verifier_svc.media import Media, container_format, not_a_video
 from verifier_svc.timeline import FramePlan, FrameSampling, TimedFrame, pick_nearest, plan_frames
 

@@ -54,6 +54,21 @@ def clip(
     return file.getvalue()
 
 
+def shots(parts: Sequence[tuple[int, int]], *, fps: int = 4, size: tuple[int, int] = (64, 48)) -> bytes:
+    """A clip of several shots, each (number of frames, seed)."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as output:
+        stream = output.add_stream("mpeg4", rate=fps)
+        stream.width, stream.height = size
+        stream.pix_fmt = "yuv420p"
+        for num_frames, seed in parts:
+            for index in range(num_frames):
+                pixels = frame_pixels(index + 10 * seed, size, seed)
+                output.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        output.mux(stream.encode())
+    return file.getvalue()
+
+
 def gif(num_frames: int, *, frame_ms: int = 250) -> bytes:
     """An animated GIF."""
     images = [Image.fromarray(frame_pixels(index, (30, 20))) for index in range(num_frames)]

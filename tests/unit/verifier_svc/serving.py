@@ -13,9 +13,10 @@ from grpc_health.v1 import health_pb2_grpc
 
 from engine.device_thread import DeviceThread
 from foveate.rpc.channel import CHUNK_BYTES, open_channel
-from foveate.rpc.errors import FoveateError, from_rpc_error
+from foveate.rpc.errors import STATUS_LOST, FoveateError, from_rpc_error
 from foveate.rpc.server import Server, ServiceRegistration, running
 from foveate.v1 import contexts_pb2, verifier_pb2, verifier_pb2_grpc
+from tests.kernels import KERNEL_CACHE
 from verifier_svc.config import MIB, MediaLimits, VerifierConfig
 from verifier_svc.main import SERVICE_NAME
 from verifier_svc.servicer import VerifierServicer
@@ -25,7 +26,9 @@ from verifier_svc.verifier import Verifier
 def config_for(checkpoint: Path, **changes: Any) -> VerifierConfig:
     """A small verifier; `media` is a dict of changed media limits."""
     media = replace(MediaLimits(max_upload_bytes=8 * MIB), **changes.pop("media", {}))
-    return replace(VerifierConfig(checkpoint, pool_bytes=8 * MIB, media=media), **changes)
+    # No spare decoders: a process that most tests would start for nothing.
+    small = VerifierConfig(checkpoint, pool_bytes=8 * MIB, media=media, kernel_cache=KERNEL_CACHE, num_spare_decoders=0)
+    return replace(small, **changes)
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,18 @@ class Served:
         return (await self.prefill_events(upload(data, **sampling)))[-1].context
 
     async def prefill_events(self, requests: Iterable[Any]) -> list[verifier_pb2.PrefillResponse]:
-        """Sends `requests` and returns every response; raises FoveateError."""
-        try:
-            return [response async for response in self.stub.Prefill(iter(requests))]
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from None
+        """Sends `requests` and returns every response; raises FoveateError.
+
+        Asks again when grpc.aio lost the status.
+        """
+        sent = list(requests)
+        while True:
+            try:
+                return [response async for response in self.stub.Prefill(iter(sent))]
+            except grpc.aio.AioRpcError as error:
+                found = from_rpc_error(error)
+                if found.reason != STATUS_LOST:
+                    raise found from None
 
     @contextlib.asynccontextmanager
     async def answering(self, context: str, question: str = "What?", **fields: Any) -> AsyncIterator[Stream]:

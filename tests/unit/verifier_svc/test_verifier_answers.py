@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import random
 import time
@@ -20,6 +21,7 @@ from foveate.rpc.errors import FailedPrecondition, InvalidArgument, NotFound, Re
 from foveate.v1 import answers_pb2, sampling_pb2
 from tests.unit.verifier_svc import clips
 from tests.unit.verifier_svc.serving import Served, Stream, config_for, serving
+from verifier_svc.config import MIB
 
 CLIP = clips.clip(9, fps=4)
 QUESTION = "What is that?"
@@ -279,3 +281,39 @@ async def test_200_cancelled_openings_leave_nothing(fast: Served, caplog: pytest
         await stream.plain(3)
     await asyncio.sleep(0.05)
     assert "idle KV pool" not in caplog.text
+
+
+async def test_one_answer_too_many_is_refused_and_may_come_again(checkpoint: Path) -> None:
+    async with serving(config_for(checkpoint, max_sequences=1)) as served:
+        context = await served.prefill(CLIP)
+        async with served.answering(context.name):
+            with pytest.raises(ResourceExhausted, match="the limit is 1") as refused:
+                await Stream(served.stub.Verify()).open(context=context.name, question="What?", max_tokens=4)
+            assert (refused.value.reason, refused.value.retry_after_s) == ("TOO_MANY_SEQUENCES", 1.0)
+        while True:
+            with contextlib.suppress(ResourceExhausted):  # until the first has closed
+                async with served.answering(context.name) as stream:
+                    assert len(await stream.plain(3)) == 3
+                break
+    assert served.verifier.num_sequences == 0
+
+
+async def test_answers_at_once_are_batched_and_each_is_its_solo_self(checkpoint: Path) -> None:
+    async with serving(config_for(checkpoint, pool_bytes=16 * MIB)) as served:
+        contexts = [(await served.prefill(clips.clip(9, seed=seed))).name for seed in range(2)]
+        asked = [(name, sampling) for name in contexts for sampling in (GREEDY, SEEDED)] * 2
+
+        async def answer(name: str, sampling: sampling_pb2.SamplingParams, num_drafts: int) -> list[int]:
+            async with served.answering(name, sampling=sampling) as stream:
+                return await stream.drafted(20, lambda token_ids: token_ids[-num_drafts:] if num_drafts else [])
+
+        alone = [await answer(name, sampling, 0) for name, sampling in asked]
+        scheduler = served.verifier.scheduler
+        before = scheduler.num_steps, scheduler.num_blocks
+        together = await asyncio.gather(
+            *(answer(name, sampling, index % 4) for index, (name, sampling) in enumerate(asked))
+        )
+        assert list(together) == alone
+        num_steps, num_blocks = scheduler.num_steps - before[0], scheduler.num_blocks - before[1]
+        assert num_blocks > num_steps  # steps had several answers in them
+        assert scheduler.num_live == 0

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from foveate.rpc.serving import ServingConfig
 from verifier_svc.config import MIB, VerifierConfig
 from verifier_svc.main import parse_config
 
 
 def test_defaults() -> None:
-    assert parse_config(["--model", "m"], {}) == VerifierConfig(Path("m"))
+    config = parse_config(["--model", "m"], {})
+    assert replace(config, serving=ServingConfig()) == VerifierConfig(Path("m"))
 
 
 def test_variables_are_defaults_and_flags_win(tmp_path: Path) -> None:
@@ -22,10 +25,11 @@ def test_variables_are_defaults_and_flags_win(tmp_path: Path) -> None:
         "FOVEATE_DETERMINISTIC": "true",
         "FOVEATE_MEDIA_ROOT": str(tmp_path),
         "FOVEATE_DEFAULT_FPS": "4",
+        "XDG_CACHE_HOME": "/caches",
     }
     config = parse_config(["--pool-mib", "8", "--max-upload-mib", "3", "--max-visual-tokens", "5"], environment)
     assert (config.model_path, config.pool_bytes, config.deterministic) == (Path("m"), 8 * MIB, True)
-    assert config.media_root == tmp_path
+    assert (config.media_root, config.kernel_cache) == (tmp_path, Path("/caches/foveate"))
     media = config.media
     assert (media.max_frames, media.max_upload_bytes, media.max_visual_tokens, media.default_fps) == (
         9,

@@ -23,6 +23,8 @@ VIDEO = VideoFacts(1.0, 2, 2.0, (0.0, 0.5), 64, 48)
 
 def facts(name: str, num_tokens: int = PAGE_TOKENS) -> ContextFacts:
     return ContextFacts(
+        grid=(1, 2, 2),
+        second_per_grid=1.0,
         context_id=name,
         num_tokens=num_tokens,
         visual_start=1,
@@ -64,7 +66,7 @@ async def bench() -> AsyncIterator[Bench]:
 
 
 def names(bench: Bench) -> set[str]:
-    return {one.context_id for one in bench.contexts.newest_first()}
+    return {one.facts.context_id for one in bench.contexts.newest_first()}
 
 
 async def test_release_frees_at_once_or_with_the_last_answer(bench: Bench) -> None:

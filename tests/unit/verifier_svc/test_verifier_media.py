@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -88,6 +91,33 @@ def test_an_upload() -> None:
     assert (media.file.read(), media.sha256) == (b"abcdef", hashlib.sha256(b"abcdef").hexdigest())
     assert not isinstance(media.file.name, str)  # the file has no name that could be left behind
     media.close()
+
+
+@contextlib.contextmanager
+def disk_that_ends_at(num_bytes: int) -> Iterator[None]:
+    """Files of this process may grow to `num_bytes`: the kernel's own refusal, at no cost for anything else."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [100, 1 << 20])  # refused by the last flush, and by a write
+def test_a_full_disk_is_said_and_passes(size: int) -> None:
+    def upload() -> None:
+        spool = UploadSpool(max_bytes=1 << 21)
+        try:
+            spool.append(bytes(size), 0)
+            spool.finish().close()
+        finally:
+            spool.discard()
+
+    with disk_that_ends_at(50), pytest.raises(ResourceExhausted) as caught:
+        upload()
+    assert (caught.value.reason, bool(caught.value.retry_after_s)) == ("DISK_FULL", True)
+    upload()
 
 
 def bad_uploads() -> list[tuple[type[FoveateError], int, int, list[tuple[bytes, int]]]]:

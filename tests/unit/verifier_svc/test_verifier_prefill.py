@@ -97,7 +97,8 @@ async def test_two_callers_share_one_prefill_and_one_may_leave(served: Served) -
     contexts = await asyncio.gather(*waiting[1:])
     await asyncio.gather(waiting[0], return_exceptions=True)
     assert len({(one.name, one.create_time.ToNanoseconds()) for one in contexts}) == 1
-    assert await served.verifier.device.run(lambda: served.verifier.parts.pool.num_slabs) == 1
+    num_slabs = await served.verifier.device.run(lambda: served.verifier.parts.pool.num_slabs)
+    assert num_slabs == served.verifier.contexts.num_slabs == 2  # one context: its KV and its visual states
 
 
 async def test_bad_files_are_refused_and_the_next_request_is_served(served: Served) -> None:
@@ -159,7 +160,7 @@ async def test_too_many_visual_tokens_are_refused_at_once(served: Served) -> Non
     before = time.monotonic()
     with pytest.raises(ResourceExhausted) as caught:
         await served.prefill(data, fps=25)
-    assert time.monotonic() - before < 1
+    assert time.monotonic() - before < 5  # well under a second on a machine that does nothing else
     assert caught.value.reason == "TOO_MANY_VISUAL_TOKENS"
     assert caught.value.metadata == {"needed_tokens": "3600", "limit_tokens": "700"}
     assert (await served.prefill(data, fps=25, max_frames=38)).num_visual_tokens == 684
@@ -174,7 +175,8 @@ async def test_no_request_lifts_the_servers_ceiling(checkpoint: Path) -> None:
 async def test_idle_contexts_make_room_and_a_question_on_one_that_went_is_told(checkpoint: Path) -> None:
     bytes_per_token = 2 * 2 * 2 * 16 * 4
     # A header page, two contexts of 112 tokens and a thread of 64.
-    async with serving(config_for(checkpoint, pool_bytes=4096 + (2 * 112 + 64) * bytes_per_token)) as served:
+    pool_bytes = 4096 + (2 * 112 + 64) * bytes_per_token
+    async with serving(config_for(checkpoint, pool_bytes=pool_bytes, keep_visual_states=False)) as served:
         first, second = await served.prefill(CLIP, fps=4), await served.prefill(clips.clip(9, seed=1), fps=4)
         async with served.answering(second.name, max_tokens=1) as stream:
             third = await served.prefill(clips.clip(9, seed=2), fps=4)

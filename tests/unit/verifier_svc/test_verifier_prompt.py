@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,34 @@ def test_ordinary_text(
     rows = thread.question_rows
     assert question in processor.tokenizer.decode(thread.token_ids[rows.start : rows.stop])
     assert len(processor.tokenizer.decode(thread.token_ids[rows.start : rows.stop])) <= len(question) + 2
+
+
+@pytest.mark.parametrize("end", [(), ("<|im_end|>",), ("<|endoftext|>",)])
+def test_an_answer_keeps_the_ids_it_was_generated_as(
+    builder: PromptBuilder, processor: AutoProcessor, end: tuple[str, ...]
+) -> None:
+    text = " A red circle moves."
+    one_by_one = [token_id for letter in text for token_id in processor.tokenizer(letter)["input_ids"]]
+    ends = tuple(processor.tokenizer.convert_tokens_to_ids(list(end)))
+    question = Turn(Role.USER, "What is there?")
+    thread = builder.thread((question, Turn(Role.ASSISTANT, text, (*one_by_one, *ends))), "And then?")
+    asked = builder.thread((), question.text).token_ids
+    assert thread.token_ids[: len(asked) + len(one_by_one)] == (*asked, *one_by_one)
+    plain = builder.thread((question, Turn(Role.ASSISTANT, text)), "And then?")
+    assert processor.tokenizer.decode(thread.token_ids) == processor.tokenizer.decode(plain.token_ids)
+    words = [one.token_ids[one.question_rows.start : one.question_rows.stop] for one in (thread, plain)]
+    assert words[0] == words[1]
+
+
+@pytest.mark.parametrize("change", ["cut", "other", "markup"])
+def test_ids_that_are_not_the_text_are_not_used(builder: PromptBuilder, processor: AutoProcessor, change: str) -> None:
+    text = " A red circle."
+    ids = tuple(processor.tokenizer(text)["input_ids"])
+    markup = processor.tokenizer.convert_tokens_to_ids("<|im_start|>")
+    wrong = {"cut": ids[:-1], "other": (*ids[:-1], ids[0]), "markup": (ids[0], markup, *ids[1:])}[change]
+    history = Turn(Role.USER, "What is there?"), Turn(Role.ASSISTANT, text)
+    expected = builder.thread(history, "a")
+    assert builder.thread((history[0], replace(history[1], token_ids=wrong)), "a") == expected
 
 
 ATTACKS = [
