@@ -1,21 +1,25 @@
-"""Follows the health of verifier and drafter, which may come and go while the gateway runs."""
+"""Follows the health of verifiers and drafters, which may come and go while the gateway runs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 
-from foveate.rpc.channel import open_channel
-from foveate.rpc.errors import FoveateError, Unavailable
+from foveate.rpc.errors import FoveateError
+from foveate.store.client import Store
 from gateway.clients import DrafterClient, VerifierClient
 from gateway.config import GatewayConfig
-from gateway.drafters import Drafters
-from gateway.exchange import RETRY_AFTER_S
+from gateway.drafters import DefaultBudgets, DrafterPeer, Drafters
 from gateway.facts import ServerInfo
-from gateway.patience import Patience
-from gateway.served import Served, TokenizerCache, look_at
+from gateway.failover import FailoverOpener
+from gateway.handshake import Refusals, fitting_kinds, misfit
+from gateway.peers import Peers, Resolve
+from gateway.registry import MemoryRegistry, RedisRegistry, Registry
+from gateway.served import Served
+from gateway.verifiers import Verifiers
 
 logger = logging.getLogger(__name__)
 
@@ -23,86 +27,146 @@ OnChange = Callable[[bool], Awaitable[None]]
 
 
 class Backends:
-    """The verifier and the drafter of this gateway, as they are now."""
+    """The verifiers and the drafters of this gateway, as they are now."""
 
-    def __init__(self, config: GatewayConfig, verifier: VerifierClient, drafter: DrafterClient | None) -> None:
-        patience = Patience(config.draft_timeout_s)
-        self.drafters = Drafters(drafter, patience=patience, attach_timeout_s=config.attach_timeout_s)
+    def __init__(
+        self,
+        config: GatewayConfig,
+        verifiers: Peers[VerifierClient],
+        drafters: Peers[DrafterClient],
+        registry: Registry,
+    ) -> None:
+        self.drafters = Drafters(
+            is_configured=bool(config.drafters),
+            floor_s=config.draft_timeout_s,
+            attach_timeout_s=config.attach_timeout_s,
+            budgets=DefaultBudgets(config.default_visual_budget, config.default_small_budget),
+        )
+        self.registry = registry
+        self.verifiers = Verifiers(config, verifiers, registry)
+        self._opener = FailoverOpener(self.verifiers, wait_s=config.failover_wait_s, open_wait_s=config.verifier_wait_s)
         self._config = config
-        self._verifier = verifier
-        self._drafter = drafter
-        self._tokenizers = TokenizerCache()
-        self._served: Served | None = None
+        self._drafter_peers = drafters
+        self._refusals = Refusals()
 
     def served(self) -> Served:
         """Returns what is served. Raises Unavailable while there is no verifier."""
-        if self._served is None:
-            raise Unavailable("no verifier is ready", reason="NO_VERIFIER", retry_after_s=RETRY_AFTER_S)
-        return self._served
+        return self.verifiers.served()
+
+    def for_answers(self) -> Served:
+        """Returns what is served, for answers: each goes to the best verifier for it, and outlives that one."""
+        return replace(self.served(), opener=self._opener)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a verifier."""
+        return self.verifiers.num_ready > 0
+
+    @property
+    def kv_transport(self) -> str:
+        """How the drafter reads the verifier's KV; "none" without both."""
+        return self.served().info.kv_transport if self.is_ready and self.drafters.is_ready else "none"
 
     async def server_info(self) -> ServerInfo:
-        """Returns what is served, with the pool's use as it is now."""
-        served = self.served()
-        info = await served.verifier.info(timeout_s=self._config.health_timeout_s)
-        return ServerInfo(info, served.limits, self.drafters.is_ready)
+        """Returns what is served, with the pools' use as it is now."""
+        await self.verifiers.refresh()
+        served = self.verifiers.all_served()
+        first = served[0]
+        info = replace(
+            first.info,
+            pool_bytes=sum(one.info.pool_bytes for one in served),
+            pool_used_bytes=sum(one.info.pool_used_bytes for one in served),
+            has_cold_tier=any(one.info.has_cold_tier for one in served),
+        )
+        counters = {**self.verifiers.counters()}
+        for name, count in self.registry.counters().items():
+            counters[f"gateway_{name}"] = count
+        return ServerInfo(
+            info,
+            first.limits,
+            self.drafters.is_ready,
+            self.drafters.modes,
+            registry=self.registry.kind,
+            num_verifiers=len(served),
+            context_counters=counters,
+        )
 
     async def follow(self, on_verifier: OnChange) -> None:
-        """Looks at both peers again and again, until cancelled; tells when the verifier comes or goes."""
+        """Looks at all peers again and again, until cancelled; tells when the first verifier comes or the last goes."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow_verifier(on_verifier))
-            if self._drafter is not None:
-                group.create_task(self._follow_drafter(self._drafter))
+            group.create_task(self._follow_verifiers(on_verifier))
+            group.create_task(self._follow_drafters(group))
 
-    async def _follow_verifier(self, on_change: OnChange) -> None:
+    async def _follow_verifiers(self, on_change: OnChange) -> None:
+        was_ready = False
         while True:
-            is_serving = await self._verifier.is_serving(self._config.health_timeout_s)
-            if is_serving and self._served is None:
-                with _logging_trouble("verifier"):
-                    self._served = await look_at(self._verifier, self._tokenizers, self._config)
-                    logger.info("verifier is ready: %s", self._served.info.model)
-                    await on_change(True)
-            elif not is_serving and self._served is not None:
-                self._served = None
-                logger.warning("verifier is lost")
-                await on_change(False)
+            await self.verifiers.look()
+            is_ready = self.verifiers.num_ready > 0
+            if is_ready != was_ready:
+                was_ready = is_ready
+                await on_change(is_ready)
             await asyncio.sleep(self._config.health_interval_s)
 
-    async def _follow_drafter(self, drafter: DrafterClient) -> None:
+    async def _follow_drafters(self, group: asyncio.TaskGroup) -> None:
+        """Follows those that are there, however they come and go."""
+        followed: dict[DrafterClient, asyncio.Task[None]] = {}
         while True:
-            is_serving = await drafter.is_serving(self._config.health_timeout_s)
+            await self._drafter_peers.refresh()
+            clients = self._drafter_peers.clients
+            for gone in followed.keys() - set(clients):
+                followed.pop(gone).cancel()
+                self.drafters.leave(gone)
+            for client in clients:
+                if client not in followed:
+                    followed[client] = group.create_task(self._follow_drafter(self.drafters.join(client)))
+            await asyncio.sleep(self._config.health_interval_s)
+
+    async def _follow_drafter(self, drafter: DrafterPeer) -> None:
+        while True:
+            is_serving = await drafter.client.is_serving(self._config.health_timeout_s)
             if not is_serving:
-                if self.drafters.is_ready:
-                    logger.warning("drafter is lost; answers use n-gram drafts")
-                self.drafters.is_ready = False
-            elif not self.drafters.is_ready and self._served is not None:
-                with _logging_trouble("drafter"):
-                    await self._admit(drafter, self._served)
+                if drafter.is_ready:
+                    logger.warning("a drafter is lost; its answers go on with n-gram drafts")
+                self._refusals.forget(drafter)
+                drafter.refuse("")
+            elif not drafter.is_ready and self.verifiers.num_ready:
+                await self._admit(drafter, self.served())
             await asyncio.sleep(self._config.health_interval_s)
 
-    async def _admit(self, drafter: DrafterClient, served: Served) -> None:
-        info = await drafter.info(timeout_s=self._config.health_timeout_s)
-        if info.model_fingerprint != served.info.model_fingerprint:
-            logger.warning("drafter is refused: it runs %s, the verifier %s", info.model, served.info.model)
+    async def _admit(self, drafter: DrafterPeer, served: Served) -> None:
+        try:
+            info = await drafter.client.info(timeout_s=self._config.health_timeout_s)
+            kinds = fitting_kinds(info, served.info)
+        except FoveateError as error:
+            drafter.refuse(str(error))
+            self._refusals.say(drafter, f"drafter cannot be used yet: {error}")
             return
-        self.drafters.max_draft_tokens = info.max_draft_tokens
-        self.drafters.is_ready = True
-        logger.info("drafter is ready: %s", info.model)
-
-
-@contextlib.contextmanager
-def _logging_trouble(peer: str) -> Iterator[None]:
-    try:
-        yield
-    except FoveateError as error:
-        logger.warning("%s cannot be used yet: %s", peer, error)
+        for kind in info.kinds:
+            if kind.mode not in kinds:
+                logger.warning("%s drafts are refused: %s", kind.mode.name.lower(), misfit(kind, served.info))
+        self._refusals.forget(drafter)
+        drafter.admit(info, kinds)
+        logger.info("drafter is ready: %s", ", ".join(sorted(kind.name.lower() for kind in kinds)))
 
 
 @contextlib.asynccontextmanager
-async def connected(config: GatewayConfig) -> AsyncIterator[Backends]:
-    """Opens the channels for the length of the block; connecting happens in the background."""
+async def connected(config: GatewayConfig, resolve: Resolve | None = None) -> AsyncIterator[Backends]:
+    """Opens the channels for the length of the block; connecting happens in the background.
+
+    `resolve` looks names up in place of the system.
+    """
     async with contextlib.AsyncExitStack() as stack:
-        verifier = VerifierClient(await stack.enter_async_context(open_channel(config.verifier)))
-        drafter = None
-        if config.drafter is not None:
-            drafter = DrafterClient(await stack.enter_async_context(open_channel(config.drafter)))
-        yield Backends(config, verifier, drafter)
+        verifiers = Peers(config.verifiers, VerifierClient, tls=config.peer_tls, resolve=resolve)
+        stack.push_async_callback(verifiers.close)
+        drafters = Peers(config.drafters, DrafterClient, tls=config.peer_tls, resolve=resolve)
+        stack.push_async_callback(drafters.close)
+        registry = open_registry(config)
+        stack.push_async_callback(registry.close)
+        yield Backends(config, verifiers, drafters, registry)
+
+
+def open_registry(config: GatewayConfig) -> Registry:
+    """Returns the registry in Redis, when one is configured, else one in memory; connecting happens on use."""
+    if config.redis is None:
+        return MemoryRegistry(conversation_ttl_s=config.conversation_ttl_s)
+    return RedisRegistry(Store(config.redis), conversation_ttl_s=config.conversation_ttl_s)

@@ -18,6 +18,7 @@ import grpc
 from foveate.rpc.errors import Cancelled, FoveateError, Internal, Unavailable, from_rpc_error
 
 RETRY_AFTER_S = 1.0
+VERIFIER_LOST = "VERIFIER_LOST"
 END: Any = grpc.aio.EOF  # what reading returns after the last message
 _CLOSE_S = 1.0  # how long the end of a stream waits for the peer to free the sequence
 
@@ -55,6 +56,7 @@ class Exchange(Generic[RequestT, ReplyT]):
         self._call = call
         self._last_request_id = 0
         self._is_cancelled = False
+        self._is_given_up = False
 
     def next_id(self) -> int:
         """Returns the id of the next request."""
@@ -69,13 +71,17 @@ class Exchange(Generic[RequestT, ReplyT]):
             while True:
                 reply: Any = await self._call.read()
                 if reply is END:
-                    raise Unavailable(f"the {self._peer} ended the stream", retry_after_s=RETRY_AFTER_S)
+                    raise lost(self._peer, f"the {self._peer} ended the stream")
                 if reply.request_id == request.request_id:
                     return cast(ReplyT, reply)
                 if reply.request_id > request.request_id:
                     raise self.wrong(f"replied to request {reply.request_id}, which was never sent")
         except grpc.RpcError as error:
             raise peer_error(self._peer, error) from error
+        except asyncio.CancelledError:
+            if self._is_given_up and not _is_cancelled():
+                raise lost(self._peer, f"the {self._peer} does not answer any more") from None
+            raise
 
     def wrong(self, what: str) -> FoveateError:
         """Returns the error of a peer that breaks the contract."""
@@ -85,6 +91,11 @@ class Exchange(Generic[RequestT, ReplyT]):
         """Ends the stream at once; the peer frees the sequence."""
         self._is_cancelled = True
         self._call.cancel()
+
+    def give_up(self) -> None:
+        """Ends the stream because the peer has stopped to answer; who waits for a reply hears that it is lost."""
+        self._is_given_up = True
+        self.cancel()
 
     async def close(self) -> None:
         """Ends the stream in order, and waits for the peer to have freed the sequence."""
@@ -99,13 +110,23 @@ class Exchange(Generic[RequestT, ReplyT]):
             self._call.cancel()
 
 
+def lost(peer: str, message: str, retry_after_s: float | None = None) -> Unavailable:
+    """Returns the error of a call whose peer went away."""
+    return Unavailable(message, reason=f"{peer.upper()}_LOST", retry_after_s=retry_after_s or RETRY_AFTER_S)
+
+
 def peer_error(peer: str, error: grpc.RpcError) -> FoveateError:
     """Returns what a failed call to a peer means for the caller; a peer that went away is UNAVAILABLE, retry soon."""
     mapped = from_rpc_error(error)
     if isinstance(mapped, Unavailable | Cancelled):
-        retry_after_s = mapped.retry_after_s or RETRY_AFTER_S
-        return Unavailable(f"the {peer} is not available", reason=f"{peer.upper()}_LOST", retry_after_s=retry_after_s)
+        return lost(peer, f"the {peer} is not available", mapped.retry_after_s)
     return mapped
+
+
+def _is_cancelled() -> bool:
+    """Tells whether the task that runs now is being cancelled; a stream that was ended from elsewhere looks alike."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 @contextlib.contextmanager

@@ -16,7 +16,8 @@ every place, one more than there are draft tokens. The policy compares. Under th
 A round commits its accepted tokens and one verifier token. T is the mean number of accepted tokens per round, without
 the verifier token; the mean acceptance length is T + 1. Taking rejected tokens back costs nothing: the next head's
 `base_len` stops before their rows. So the answer is that of plain decoding whatever the drafter says; the drafter only
-decides in how many rounds.
+decides in how many rounds. A loose policy also keeps draft tokens that the verifier would not have chosen; then the
+answer says so.
 
 Every stage takes and returns values. The KV stays in the verifier; EOS, length and stop strings stay in `stops`.
 """
@@ -27,10 +28,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from gateway.detokenizer import Detokenizer
-from gateway.draft_length import FixedDraftLength
 from gateway.drafters import DraftPlan
 from gateway.exchange import Deadline
-from gateway.policies import Decision, Policy
+from gateway.policies import Decision, Memory, Policy, guarantee_of
 from gateway.served import Served
 from gateway.statistics import Statistics
 from gateway.stops import Output
@@ -47,43 +47,51 @@ class Stages:
     deadline: Deadline
 
 
+LOSSY_NOTE = "the context's keys and values came back from the cold tier in eight bits"
+
+
 async def answer(question: Question, stages: Stages, stats: Statistics) -> AsyncGenerator[Event]:
     """Yields the events of an answer. Closing the iterator, at any point, closes both streams at once.
 
     Raises what the verifier raises: NotFound, ResourceExhausted, Unavailable, DeadlineExceeded.
     """
-    async with stages.served.verifier.open_sequence(question, stages.deadline) as sequence:
+    async with stages.served.opener.open_sequence(question, stages.deadline) as sequence:
         opened = sequence.opened
         stats.first_token(opened.prefill_us)
-        yield Started(opened.num_prompt_tokens, opened.num_context_tokens)
+        yield Started(opened.num_prompt_tokens, opened.num_context_tokens + opened.num_reused_tokens, opened.fetch)
 
         output = _output(question, opened, stages.served)
         yield output.commit([Token(opened.first_token_id, Origin.PLAIN)])
 
         async with stages.drafts.open(question, opened) as drafter:
-            draft_length = FixedDraftLength(question.drafting.num_draft_tokens)
-            head = _first_head(opened)
+            draft_length = stages.drafts.draft_length()
+            head, memory = _first_head(opened), Memory()
             stats.begin_rounds()
             while output.finish_reason is None:
                 draft = await drafter.draft(head, draft_length.next(output.remaining))
                 verified = await sequence.verify(head, draft)
-                decision = stages.policy.decide(draft, verified)
+                decision = stages.policy.decide(draft, verified, memory)
 
                 num_before = output.num_committed
                 delta = output.commit(decision.tokens)
                 stats.add_round(draft, verified, decision, output.num_committed - num_before)
-                head = _next_head(head, decision)
+                draft_length.learn(draft, verified, decision.num_accepted)
+                head, memory = _next_head(head, decision), decision.memory
                 if delta.tokens:
                     yield delta
 
+            counted = stats.finish(drafter.mode)
+            is_lossy = sequence.opened.is_context_lossy  # as it is now: another verifier may have gone on
             yield Finished(
                 finish_reason=output.finish_reason,
-                guarantee=stages.policy.guarantee,
+                guarantee=guarantee_of(counted.num_loose_tokens, is_context_lossy=is_lossy),
                 num_prompt_tokens=opened.num_prompt_tokens,
                 num_output_tokens=output.num_sent,
-                stats=stats.finish(drafter.mode),
+                stats=counted,
                 seed=question.sampling.seed,
-                notes=drafter.notes,
+                notes=(*drafter.notes, LOSSY_NOTE) if is_lossy else drafter.notes,
+                policy=stages.policy.kind,
+                loose_positions=tuple(output.loose_positions),
             )
 
 

@@ -7,24 +7,26 @@ from dataclasses import dataclass
 
 import tokenizers
 
-import foveate
-from foveate.rpc.errors import FailedPrecondition, Internal
+from foveate.rpc.errors import Internal
 from gateway.clients import VerifierClient
 from gateway.config import GatewayConfig
-from gateway.facts import Limits, VerifierInfo
-from gateway.values import OpenedSequence
-
-_MAX_DRAFT_TOKENS = 16
+from gateway.facts import AcceptanceLimits, Limits, VerifierInfo
+from gateway.handshake import check_version
+from gateway.sequences import SequenceOpener
+from gateway.values import MAX_DRAFT_TOKENS, OpenedSequence
+from gateway.vocabulary import TokenizerVocabulary
 
 
 @dataclass(frozen=True)
 class Served:
-    """A verifier that is SERVING, as it was when it became so."""
+    """A verifier that is SERVING, as it was when it was last looked at. Answers open their sequences with `opener`."""
 
     verifier: VerifierClient
     info: VerifierInfo
     tokenizer: tokenizers.Tokenizer
+    vocabulary: TokenizerVocabulary
     limits: Limits
+    opener: SequenceOpener
 
     @property
     def vocab_size(self) -> int:
@@ -63,18 +65,16 @@ class TokenizerCache:
 async def look_at(verifier: VerifierClient, cache: TokenizerCache, config: GatewayConfig) -> Served:
     """Returns what a verifier serves. Raises FailedPrecondition when its version does not fit this gateway's."""
     info = await verifier.info()
-    if _minor(info.version) != _minor(foveate.__version__):
-        raise FailedPrecondition(
-            f"the verifier runs Foveate {info.version}, this gateway {foveate.__version__}", reason="VERSION_MISMATCH"
-        )
+    check_version("verifier", info.version)
     tokenizer = await cache.get(verifier, info.tokenizer_sha256)
-    return Served(verifier, info, tokenizer, limits_of(info, config))
+    vocabulary = TokenizerVocabulary(tokenizer, info.eos_token_ids)
+    return Served(verifier, info, tokenizer, vocabulary, limits_of(info, config), verifier)
 
 
 def limits_of(info: VerifierInfo, config: GatewayConfig) -> Limits:
     """Returns the verifier's limits with the gateway's defaults, clipped to them."""
     ceiling = min(config.max_tokens_ceiling, info.max_thread_tokens or config.max_tokens_ceiling)
-    max_draft_tokens = min(info.max_draft_tokens or _MAX_DRAFT_TOKENS, _MAX_DRAFT_TOKENS)
+    max_draft_tokens = min(info.max_draft_tokens or MAX_DRAFT_TOKENS, MAX_DRAFT_TOKENS)
     return Limits(
         max_upload_bytes=info.max_upload_bytes,
         max_frames=info.max_frames,
@@ -84,10 +84,13 @@ def limits_of(info: VerifierInfo, config: GatewayConfig) -> Limits:
         max_tokens_ceiling=ceiling,
         default_max_tokens=min(config.default_max_tokens, ceiling),
         default_num_draft_tokens=min(config.default_num_draft_tokens, max_draft_tokens),
+        adapts_draft_length=config.adapts_draft_length,
         default_visual_budget=config.default_visual_budget,
         default_fps=info.default_fps,
+        acceptance=AcceptanceLimits(
+            default=config.default_policy,
+            allowed=config.allowed_policies,
+            max_lambda=config.max_lambda,
+            relevance=info.relevance,
+        ),
     )
-
-
-def _minor(version: str) -> list[str]:
-    return version.split(".")[:2]

@@ -15,11 +15,15 @@ from gateway.backends import Backends
 from gateway.codec import answers as answer_codec
 from gateway.codec import contexts as context_codec
 from gateway.context_cache import ContextCache
+from gateway.conversations import begin
 from gateway.exchange import Deadline
 from gateway.facts import ContextSpec, MediaChunk
-from gateway.policies import Policy
+from gateway.observing import Observer
+from gateway.outbox import Outbox
+from gateway.policies import build_policy
 from gateway.rounds import Stages, answer
 from gateway.statistics import Statistics
+from gateway.tenants import Tenants
 
 ServicerContext = grpc.aio.ServicerContext[Any, Any]
 
@@ -27,22 +31,39 @@ ServicerContext = grpc.aio.ServicerContext[Any, Any]
 class AnswerServicer(answers_pb2_grpc.AnswerServiceServicer):
     """AnswerService."""
 
-    def __init__(self, backends: Backends, policy: Policy) -> None:
+    def __init__(self, backends: Backends, observer: Observer, tenants: Tenants) -> None:
         self._backends = backends
-        self._policy = policy
+        self._observer = observer
+        self._tenants = tenants
 
     # Writes by itself rather than yielding, so that a cancellation always arrives inside the answer and ends it there.
     async def Ask(self, request: answers_pb2.AskRequest, context: ServicerContext) -> None:  # type: ignore[override]
         """Streams an answer."""
         stats, deadline = Statistics(), _deadline(context)
-        served = self._backends.served()
-        question = validation.parse_question(answer_codec.ask_fields(request), served.limits)
-        drafts = self._backends.drafters.plan(question.drafting, deadline=deadline, vocab_size=served.vocab_size)
-        stages = Stages(served, drafts, self._policy, deadline)
-        events = answer(replace(question, drafting=drafts.drafting), stages, stats)
-        async with contextlib.aclosing(events):
-            async for event in events:
-                await context.write(answer_codec.event_to_proto(event, explain=request.explain))
+        with self._observer.answer(request.context) as observed:
+            served = self._backends.for_answers()
+            tenant = self._tenants.of(context)
+            begun = await begin(answer_codec.ask_fields(request), tenant, self._backends.registry)
+            question = replace(
+                validation.parse_question(begun.fields, served.limits),
+                tenant=tenant,
+                keep_thread=begun.conversation is not None,
+            )
+            drafts = self._backends.drafters.plan(question.drafting, deadline=deadline, vocab_size=served.vocab_size)
+            policy = build_policy(question.acceptance, served.vocabulary)
+            signals = policy.signals
+            if request.explain:
+                signals = signals.with_all(has_relevance=served.info.relevance is not None)
+            planned = replace(question, drafting=drafts.drafting, signals=signals)
+            stages, stats = observed.begin(planned, Stages(served, drafts, policy, deadline), stats)
+            text_of = served.vocabulary.text_of
+            async with (
+                Outbox(context.write) as outbox,
+                contextlib.aclosing(begun.kept(answer(planned, stages, stats))) as events,
+            ):
+                async for event in events:
+                    observed.see(event, stats)
+                    await outbox.put(answer_codec.event_to_proto(event, explain=request.explain, text_of=text_of))
 
     async def GetServerInfo(
         self, request: answers_pb2.GetServerInfoRequest, context: ServicerContext
@@ -54,14 +75,15 @@ class AnswerServicer(answers_pb2_grpc.AnswerServiceServicer):
 class ContextServicer(contexts_pb2_grpc.ContextServiceServicer):
     """ContextService."""
 
-    def __init__(self, backends: Backends) -> None:
+    def __init__(self, backends: Backends, tenants: Tenants) -> None:
         self._backends = backends
+        self._tenants = tenants
 
     async def CreateContext(  # type: ignore[override]
         self, request_iterator: AsyncIterator[contexts_pb2.CreateContextRequest], context: ServicerContext
     ) -> None:
         """Makes a context."""
-        events = self._contexts().create(_parts(request_iterator), _deadline(context))
+        events = self._contexts(context).create(_parts(request_iterator), _deadline(context))
         async with contextlib.aclosing(events):
             async for event in events:
                 await context.write(context_codec.prefill_event_to_proto(event))
@@ -71,7 +93,7 @@ class ContextServicer(contexts_pb2_grpc.ContextServiceServicer):
     ) -> contexts_pb2.GetContextResponse:
         """Returns a context."""
         name = validation.check_context_name("name", request.name)
-        held = await self._contexts().get(name, _deadline(context))
+        held = await self._contexts(context).get(name, _deadline(context))
         return contexts_pb2.GetContextResponse(context=context_codec.context_to_proto(held))
 
     async def ListContexts(
@@ -79,7 +101,8 @@ class ContextServicer(contexts_pb2_grpc.ContextServiceServicer):
     ) -> contexts_pb2.ListContextsResponse:
         """Returns a page of contexts."""
         page_size = validation.check_page_size(request.page_size)
-        page = await self._contexts().list(page_size, request.page_token, _deadline(context))
+        wanted = context_codec.context_filter(request)
+        page = await self._contexts(context).list(page_size, request.page_token, wanted, _deadline(context))
         held = [context_codec.context_to_proto(one) for one in page.contexts]
         return contexts_pb2.ListContextsResponse(contexts=held, next_page_token=page.next_page_token)
 
@@ -88,12 +111,30 @@ class ContextServicer(contexts_pb2_grpc.ContextServiceServicer):
     ) -> contexts_pb2.DeleteContextResponse:
         """Frees a context."""
         name = validation.check_context_name("name", request.name)
-        await self._contexts().delete(name, _deadline(context))
+        await self._contexts(context).delete(name, _deadline(context))
         return contexts_pb2.DeleteContextResponse()
 
-    def _contexts(self) -> ContextCache:
-        served = self._backends.served()
-        return ContextCache(served.verifier, served.limits)
+    async def WatchContext(  # type: ignore[override]
+        self, request: contexts_pb2.WatchContextRequest, context: ServicerContext
+    ) -> None:
+        """Streams the progress of a creation, and then its context."""
+        request_id, name = validation.check_watch(request.WhichOneof("target"), request.request_id, request.name)
+        events = self._contexts(context).watch(_deadline(context), request_id=request_id, name=name)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                await context.write(context_codec.watch_event_to_proto(event))
+
+    async def TouchContext(
+        self, request: contexts_pb2.TouchContextRequest, context: ServicerContext
+    ) -> contexts_pb2.TouchContextResponse:
+        """Puts a context's expiry off, and pins or unpins it."""
+        name = validation.check_context_name("name", request.name)
+        pinned = request.pinned if request.HasField("pinned") else None
+        touched = await self._contexts(context).touch(name, _deadline(context), pinned=pinned)
+        return contexts_pb2.TouchContextResponse(context=context_codec.context_to_proto(touched))
+
+    def _contexts(self, context: ServicerContext) -> ContextCache:
+        return ContextCache(self._backends.verifiers, self._backends.served().limits, self._tenants.of(context))
 
 
 def _deadline(context: ServicerContext) -> Deadline:

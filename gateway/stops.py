@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gateway.detokenizer import Detokenizer
+from gateway.policies import LOOSE_ORIGINS
 from gateway.values import Delta, FinishReason, TextToken, Token
 
 
@@ -34,6 +35,7 @@ class Output:
         self.finish_reason: FinishReason | None = None
         self.num_committed = 0  # tokens of the answer so far, sent, held or cut; the end-of-answer token included
         self.num_sent = 0
+        self.loose_positions: list[int] = []  # places among the sent tokens where the target chose another
         self._detokenizer = detokenizer
         self._eos_token_ids = eos_token_ids
         self._max_tokens = max_tokens
@@ -59,7 +61,7 @@ class Output:
             self._finish(FinishReason.EOS)
             return
         text = self._detokenizer.push(token.id)
-        self._held.append(_Held(TextToken(token.id, token.origin, text), self._detokenizer.is_whole))
+        self._held.append(_Held(TextToken(token.id, token.origin, text, token.place), self._detokenizer.is_whole))
         if self._cut_at_stop_string():
             self.finish_reason = FinishReason.STOP
         elif self.remaining <= 0:
@@ -107,6 +109,8 @@ class Output:
                 num_released = index + 1
         released = tuple(held.token for held in self._held[:num_released])
         del self._held[:num_released]
+        positions = enumerate(released, start=self.num_sent)
+        self.loose_positions += [position for position, token in positions if token.origin in LOOSE_ORIGINS]
         self.num_sent += len(released)
         return Delta(released)
 

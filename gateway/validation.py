@@ -6,33 +6,47 @@ import math
 import re
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from foveate.rpc.channel import CHUNK_BYTES
 from foveate.rpc.errors import FieldViolation, InvalidArgument, ResourceExhausted, invalid
+from gateway.acceptance import AcceptanceFields, acceptance_of, acceptance_violations
 from gateway.facts import ContextSpec, FrameSampling, Limits, MediaChunk
-from gateway.values import Drafting, DraftMode, Question, Role, Sampling, SelectionMethod, Turn
+from gateway.values import (
+    MAX_DRAFT_TOKENS,
+    AcceptancePolicy,
+    Drafting,
+    DraftMode,
+    Question,
+    Role,
+    Sampling,
+    SelectionMethod,
+    Turn,
+)
 
 MAX_QUESTION_BYTES = 32 * 1024
 MAX_STOP_STRINGS = 8
 MAX_STOP_LEN = 256
 MAX_TEMPERATURE = 10.0
-MAX_DRAFT_TOKENS = 16
 MAX_FPS = 60.0
 MAX_PAGE_SIZE = 1000
 DEFAULT_PAGE_SIZE = 100
 
 _CONTEXT_NAME = re.compile(r"contexts/[A-Za-z0-9_-]{1,128}")
+REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+_OF_PRUNED_VIDEOS = {SelectionMethod.DEFAULT, SelectionMethod.TWO_STAGE, SelectionMethod.UNIFORM}
 _SEED_BITS = 63  # positive in every client language
 
 
 @dataclass(frozen=True)
 class TurnFields:
-    """A turn as it came; `role` may be any number."""
+    """A turn as it came; `role` may be any number. Only turns that the server kept have `token_ids`."""
 
     role: int
     text: str
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +66,10 @@ class AskFields:
     num_draft_tokens: int | None = None
     visual_budget: float | None = None
     selection: int = 0
+    conversation: str = ""
+    keep_turns: int | None = None
+    branch_of: str = ""
+    acceptance: AcceptanceFields = field(default_factory=AcceptanceFields)
 
 
 T = TypeVar("T")
@@ -59,7 +77,10 @@ Violations = Iterator[tuple[str, str]]
 
 
 def parse_question(fields: AskFields, limits: Limits) -> Question:
-    """Returns the question with its defaults filled in. Raises InvalidArgument with all violations."""
+    """Returns the question with its defaults filled in.
+
+    Raises InvalidArgument with all violations, FailedPrecondition when a default needs a calibration the model lacks.
+    """
     _raise_if_any(
         "the question cannot be asked",
         (
@@ -69,12 +90,19 @@ def parse_question(fields: AskFields, limits: Limits) -> Question:
             *_length_violations(fields, limits),
             *_sampling_violations(fields),
             *_drafting_violations(fields),
+            *acceptance_violations(fields.acceptance, limits.acceptance),
         ),
+    )
+    acceptance = acceptance_of(fields.acceptance, limits.acceptance)
+    # What a loose policy keeps depends on the length of drafts: with one that follows the clock, no answer would come
+    # out twice.
+    is_adaptive = (
+        fields.num_draft_tokens is None and limits.adapts_draft_length and acceptance.policy is AcceptancePolicy.EXACT
     )
     return Question(
         context=fields.context,
         text=fields.question,
-        history=tuple(Turn(Role(turn.role), turn.text) for turn in fields.history),
+        history=tuple(Turn(Role(turn.role), turn.text, turn.token_ids) for turn in fields.history),
         max_tokens=_or(fields.max_tokens, min(limits.default_max_tokens, limits.max_tokens_ceiling)),
         stop=fields.stop,
         sampling=_sampling(fields),
@@ -83,9 +111,11 @@ def parse_question(fields: AskFields, limits: Limits) -> Question:
             num_draft_tokens=min(
                 _or(fields.num_draft_tokens, limits.default_num_draft_tokens), limits.max_draft_tokens
             ),
-            visual_budget=_or(fields.visual_budget, limits.default_visual_budget),
+            max_draft_tokens=limits.max_draft_tokens if is_adaptive else None,
+            visual_budget=fields.visual_budget,
             selection=SelectionMethod(fields.selection),
         ),
+        acceptance=acceptance,
     )
 
 
@@ -93,6 +123,15 @@ def check_context_name(field: str, name: str) -> str:
     """Returns `name` when it is of the form "contexts/{id}". Raises InvalidArgument."""
     _raise_if_any("malformed context name", tuple(_context_violations(field, name)))
     return name
+
+
+def check_watch(target: str | None, request_id: str, name: str) -> tuple[str, str]:
+    """Returns the request id or the name to watch, the other one empty. Raises InvalidArgument."""
+    if target == "name":
+        return "", check_context_name("name", name)
+    if target is None or not REQUEST_ID.fullmatch(request_id):
+        raise invalid("target", "must be a request_id or a name")
+    return request_id, ""
 
 
 def check_page_size(page_size: int) -> int:
@@ -108,7 +147,7 @@ class UploadCheck:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._spec: ContextSpec | None = None
-        self._num_bytes = 0
+        self._num_bytes: int | None = None  # that are sent, counted from the start of the file; None before any
 
     def check(self, part: ContextSpec | MediaChunk | None) -> ContextSpec | MediaChunk:
         """Returns the part. Raises InvalidArgument, or ResourceExhausted for an upload over the limit."""
@@ -131,20 +170,26 @@ class UploadCheck:
         self._spec = spec
         violations = list(_frame_violations(spec.sampling, self._limits))
         if spec.path == "":
-            violations.append(("spec.source", "must be an upload or a path"))
+            violations.append(("spec.source", "must be an upload, a path or a URL"))
+        if spec.request_id and not REQUEST_ID.fullmatch(spec.request_id):
+            violations.append(("spec.request_id", 'must be 1 to 128 of A-Z, a-z, 0-9, "-", "_"'))
+        if spec.sha256 and not _SHA256.fullmatch(spec.sha256):
+            violations.append(("spec.upload.sha256", "must be 64 hexadecimal digits"))
         _raise_if_any("the video cannot be prefilled", tuple(violations))
         self._check_size(spec.total_bytes)
 
     def _check_chunk(self, chunk: MediaChunk) -> None:
         if self._spec is None:
             raise invalid("spec", "must be sent first")
-        if self._spec.path is not None:
-            raise invalid("chunk", "must not follow a path")
-        if chunk.write_offset != self._num_bytes:
-            raise invalid("chunk.write_offset", f"must be {self._num_bytes}, the number of bytes sent before")
+        if self._spec.path is not None or self._spec.url:
+            raise invalid("chunk", "must only follow an upload")
+        # Where a request goes on that was sent before, only the verifier that has its beginning knows.
+        goes_on = self._num_bytes is None and self._spec.request_id
+        if chunk.write_offset != (self._num_bytes or 0) and not goes_on:
+            raise invalid("chunk.write_offset", f"must be {self._num_bytes or 0}, the number of bytes sent before")
         if len(chunk.data) > CHUNK_BYTES:
             raise invalid("chunk.data", f"must be at most {CHUNK_BYTES} bytes")
-        self._num_bytes += len(chunk.data)
+        self._num_bytes = chunk.write_offset + len(chunk.data)
         self._check_size(self._num_bytes)
 
     def _check_size(self, num_bytes: int) -> None:
@@ -201,6 +246,8 @@ def _drafting_violations(fields: AskFields) -> Violations:
         yield "drafting.mode", "is not a known mode"
     if fields.selection not in set(SelectionMethod):
         yield "drafting.selection", "is not a known method"
+    elif fields.draft_mode == DraftMode.SMALL and fields.selection not in _OF_PRUNED_VIDEOS:
+        yield "drafting.selection", "a small model's video is pruned by TWO_STAGE or UNIFORM"
     if fields.num_draft_tokens is not None and not 1 <= fields.num_draft_tokens <= MAX_DRAFT_TOKENS:
         yield "drafting.num_draft_tokens", f"must be 1 to {MAX_DRAFT_TOKENS}"
     if fields.visual_budget is not None and not 0 <= fields.visual_budget <= 1:

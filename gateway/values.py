@@ -8,6 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from foveate.context_source import FROM_POOL, ContextFetch
+
+MAX_DRAFT_TOKENS = 16  # per round, that a request may ask for
+
 
 class Role(IntEnum):
     """Who said a turn."""
@@ -23,15 +27,49 @@ class DraftMode(IntEnum):
     OFF = 1
     SPARSE = 2
     NGRAM = 3
+    STREAMING = 4
+    LAYERSKIP = 5
+    SMALL = 6
+
+
+# Drafts that a drafter service makes.
+SERVICE_MODES = (DraftMode.SPARSE, DraftMode.STREAMING, DraftMode.LAYERSKIP, DraftMode.SMALL)
 
 
 class SelectionMethod(IntEnum):
-    """How the sparse drafter's visual entries are picked."""
+    """How a drafter's visual entries are picked."""
 
     DEFAULT = 0
     ATTENTION = 1
     RANDOM = 2
     RECENT = 3
+    TWO_STAGE = 4
+    UNIFORM = 5
+
+
+class AcceptancePolicy(IntEnum):
+    """Which draft tokens an answer keeps."""
+
+    EXACT = 1
+    LVSPEC = 2
+    FLY = 3
+    FLY_GATE = 4
+    RANDOM = 5
+
+
+class RelevancePool(IntEnum):
+    """Among which draft tokens LVSpec counts the relevant share."""
+
+    PER_ROUND = 1
+    RUNNING = 2
+    THRESHOLD = 3
+
+
+class FlyVariant(IntEnum):
+    """How FLy counts its window."""
+
+    CODE = 1
+    PAPER = 2
 
 
 class Origin(IntEnum):
@@ -41,6 +79,8 @@ class Origin(IntEnum):
     RECOVERED = 2
     BONUS = 3
     PLAIN = 4
+    LOOSE = 5
+    SALVAGED = 6
 
 
 class FinishReason(IntEnum):
@@ -56,14 +96,16 @@ class Guarantee(IntEnum):
 
     LOSSLESS = 1
     LOOSE = 2
+    LOSSY_CONTEXT = 3
 
 
 @dataclass(frozen=True)
 class Turn:
-    """An earlier turn of the conversation."""
+    """An earlier turn of the conversation, and the ids it was generated as where the server kept them."""
 
     role: Role
     text: str
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,17 +120,59 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Drafting:
-    """How an answer is drafted; never changes its tokens under an exact policy."""
+    """How an answer is drafted; never changes its tokens under an exact policy. No budget: the mode's default.
+
+    `num_draft_tokens` is the length of every draft or, with `max_draft_tokens`, that of the first one.
+    """
 
     mode: DraftMode = DraftMode.DEFAULT
     num_draft_tokens: int = 5
-    visual_budget: float = 0.05
+    max_draft_tokens: int | None = None
+    visual_budget: float | None = None
     selection: SelectionMethod = SelectionMethod.DEFAULT
 
 
 @dataclass(frozen=True)
+class Acceptance:
+    """What an answer keeps of its drafts; parameters that `policy` does not have are as they are here."""
+
+    policy: AcceptancePolicy = AcceptancePolicy.EXACT
+    lam: float = 0.7
+    num_nearest: int | None = None
+    window: int = 3
+    pool: RelevancePool = RelevancePool.PER_ROUND
+    threshold: float = 0.0
+    entropy_threshold: float = 0.3
+    variant: FlyVariant = FlyVariant.CODE
+    guard_special: bool = True
+    guard_numbers: bool = True
+    guard_negations: bool = True
+    max_loose_run: int = 0
+    min_probability: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What the verifier measures at every place, beside its choice; `num_nearest` None is the model's own."""
+
+    relevance: bool = False
+    num_nearest: int | None = None
+    entropy: bool = False
+    log_probabilities: bool = False
+
+    def with_all(self, *, has_relevance: bool) -> Signals:
+        """Returns everything that can be measured; relevance only where the verifier keeps visual states."""
+        return Signals(has_relevance, self.num_nearest, entropy=True, log_probabilities=True)
+
+
+@dataclass(frozen=True)
 class Question:
-    """A valid question about a context, with every default filled in."""
+    """A valid question about a context, with every default filled in.
+
+    `answer_token_ids` are an answer's tokens that are committed already, when it goes on after a verifier was lost.
+    `keep_thread` asks the verifier to keep the KV for a next turn.
+    """
 
     context: str
     text: str
@@ -97,6 +181,11 @@ class Question:
     stop: tuple[str, ...] = ()
     sampling: Sampling = Sampling()
     drafting: Drafting = Drafting()
+    acceptance: Acceptance = Acceptance()
+    signals: Signals = Signals()
+    tenant: str = ""
+    answer_token_ids: tuple[int, ...] = ()
+    keep_thread: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,6 +201,7 @@ class OpenedSequence:
     """A sequence the verifier holds: the KV of its `num_prompt_tokens` rows is in the pool, the first token's is not.
 
     `kv` is the serialized description of the KV (handle, slabs, selection); the gateway only hands it to the drafter.
+    `kv_namespace` names the /dev/shm it lies in; empty on a GPU.
     `room` is the number of rows left for the answer.
     """
 
@@ -123,6 +213,10 @@ class OpenedSequence:
     room: int
     prefill_us: int
     kv: bytes = b""
+    kv_namespace: str = ""
+    fetch: ContextFetch = FROM_POOL
+    num_reused_tokens: int = 0
+    is_context_lossy: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,11 +242,37 @@ class Draft:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What was measured at each place of the target's choices, or nothing; one fewer of draft tokens."""
+
+    relevance: tuple[float, ...] = ()
+    entropy: tuple[float, ...] = ()
+    draft_log_probabilities: tuple[float, ...] = ()
+    target_log_probabilities: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
 class Verified:
     """The target's own choices: one in place of each draft token and one after the last."""
 
     target_token_ids: tuple[int, ...]
     model_us: int = 0
+    measured: Measured = Measured()
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is known about the place of a committed token: what was measured there, and the token it stands against.
+
+    `target_token_id` is set where the verifier chose another token, `draft_token_id` where another was drafted.
+    """
+
+    round: int = 0
+    relevance: float | None = None
+    entropy: float | None = None
+    log_probability: float | None = None
+    target_token_id: int | None = None
+    draft_token_id: int | None = None
 
 
 @dataclass(frozen=True)
@@ -161,6 +281,7 @@ class Token:
 
     id: int
     origin: Origin
+    place: Place = Place()
 
 
 @dataclass(frozen=True)
@@ -170,6 +291,7 @@ class TextToken:
     id: int
     origin: Origin
     text: str
+    place: Place = Place()
 
 
 @dataclass(frozen=True)
@@ -178,6 +300,7 @@ class Started:
 
     num_prompt_tokens: int
     num_cached_tokens: int
+    fetch: ContextFetch = FROM_POOL
 
 
 @dataclass(frozen=True)
@@ -202,6 +325,7 @@ class AnswerStats:
     num_accepted_tokens: int
     num_accepted_tokens_per_pos: tuple[int, ...]
     num_loose_tokens: int
+    num_salvaged_tokens: int
     time_to_first_token_ms: float
     prefill_ms: float
     draft_ms: float
@@ -209,6 +333,7 @@ class AnswerStats:
     overhead_ms: float
     decode_ms: float
     round_overhead_ms: tuple[float, ...]
+    num_rounds_per_draft_length: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -222,6 +347,9 @@ class Finished:
     stats: AnswerStats
     seed: int | None
     notes: tuple[str, ...]
+    policy: AcceptancePolicy
+    loose_positions: tuple[int, ...]
+    num_conversation_turns: int = 0
 
 
 Event = Started | Delta | Finished

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.draft_length import FixedDraftLength
 from gateway.ngram import MAX_NGRAM, NgramIndex
 
 
@@ -43,8 +41,3 @@ def test_unseen_end_gives_nothing() -> None:
 
 def test_a_loop_goes_on() -> None:
     assert NgramIndex([7, 8, 7, 8]).propose(5) == (7, 8, 7, 8, 7)
-
-
-@pytest.mark.parametrize(("remaining", "expected"), [(100, 5), (6, 5), (5, 4), (2, 1), (1, 0), (0, 0)])
-def test_draft_length_leaves_room_for_the_verifier_token(remaining: int, expected: int) -> None:
-    assert FixedDraftLength(5).next(remaining) == expected

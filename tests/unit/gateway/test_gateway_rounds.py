@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
 from gateway.exchange import Deadline
 from gateway.policies import ExactPolicy
 from gateway.rounds import Stages, answer
@@ -17,7 +18,6 @@ from gateway.statistics import Statistics
 from gateway.values import (
     Delta,
     Draft,
-    Drafting,
     DraftMode,
     Event,
     Finished,
@@ -72,6 +72,10 @@ class Drafts:
         self.mode, self.notes = DraftMode.SPARSE, ()
         self._num_right = num_right
         self._answer: list[int] = []
+        self.length: DraftLength = FixedDraftLength(5)
+
+    def draft_length(self) -> DraftLength:
+        return self.length
 
     @contextlib.asynccontextmanager
     async def open(self, question: Question, sequence: OpenedSequence) -> AsyncIterator[Drafts]:
@@ -89,7 +93,7 @@ class Drafts:
 
 def served_by(verifier: Verifier) -> SimpleNamespace:
     return SimpleNamespace(
-        verifier=verifier,
+        opener=verifier,
         tokenizer=toy_tokenizer(),
         info=SimpleNamespace(eos_token_ids=frozenset({toy_eos()})),
         room_for_answer=lambda opened: opened.room,
@@ -104,13 +108,21 @@ def run(verifier: Verifier, drafts: Drafts, question: Question) -> list[Event]:
     return asyncio.run(collect())
 
 
-@given(st.lists(st.integers(0, 6), max_size=9), st.integers(1, 6), st.integers(1, 60), st.integers(1, 60))
+@given(
+    st.lists(st.integers(0, 6), max_size=9),
+    st.integers(1, 6),
+    st.integers(1, 60),
+    st.integers(1, 60),
+    st.sampled_from([FixedDraftLength, lambda first: AdaptiveDraftLength(first, 9)]),
+)
 def test_rounds_of_any_kind_give_plain_decoding(
-    num_right: list[int], num_draft_tokens: int, max_tokens: int, room: int
+    num_right: list[int], num_draft_tokens: int, max_tokens: int, room: int, length: Callable[[int], DraftLength]
 ) -> None:
     verifier = Verifier(room)
-    question = Question("contexts/a", "?", max_tokens=max_tokens, drafting=Drafting(num_draft_tokens=num_draft_tokens))
-    started, *deltas, finished = run(verifier, Drafts(num_right), question)
+    question = Question("contexts/a", "?", max_tokens=max_tokens)
+    drafts = Drafts(num_right)
+    drafts.length = length(num_draft_tokens)
+    started, *deltas, finished = run(verifier, drafts, question)
     assert started == Started(NUM_PROMPT_TOKENS, 4)
     assert isinstance(finished, Finished)
     assert all(isinstance(delta, Delta) for delta in deltas)

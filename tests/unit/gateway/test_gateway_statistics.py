@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.policies import ExactPolicy
+from gateway.policies import ExactPolicy, Guards, LvspecPolicy, Memory, Policy
 from gateway.statistics import Statistics
-from gateway.values import AnswerStats, Draft, DraftMode, Verified
+from gateway.values import AnswerStats, Draft, DraftMode, Measured, Verified
+from tests.unit.gateway.words import PlainWords
 
 
 class Clock:
@@ -19,9 +20,16 @@ class Clock:
         return self.now_s
 
 
-def add(stats: Statistics, drafted: tuple[int, ...], targets: tuple[int, ...], kept: int | None = None) -> None:
-    draft, verified = Draft(drafted, model_us=3000), Verified(targets, model_us=5000)
-    decision = ExactPolicy().decide(draft, verified)
+def add(
+    stats: Statistics,
+    drafted: tuple[int, ...],
+    targets: tuple[int, ...],
+    kept: int | None = None,
+    policy: Policy | None = None,
+) -> None:
+    measured = Measured(relevance=tuple(1 - 0.1 * index for index in range(len(targets))))
+    draft, verified = Draft(drafted, model_us=3000), Verified(targets, model_us=5000, measured=measured)
+    decision = (policy or ExactPolicy()).decide(draft, verified, Memory())
     stats.add_round(draft, verified, decision, len(decision.tokens) if kept is None else kept)
 
 
@@ -48,6 +56,7 @@ def test_counts() -> None:
     assert stats.num_accepted_tokens_per_pos == (2, 2)
     assert stats.num_accepted_tokens == sum(stats.num_accepted_tokens_per_pos) == 4
     assert stats.num_loose_tokens == 0
+    assert stats.num_rounds_per_draft_length == (0, 0, 0, 3)
 
 
 def test_times() -> None:
@@ -65,3 +74,15 @@ def test_a_round_without_a_draft() -> None:
     add(stats, (), (4,))
     finished = stats.finish(DraftMode.OFF)
     assert (finished.num_rounds, finished.num_draft_rounds, finished.num_accepted_tokens_per_pos) == (1, 0, ())
+    assert finished.num_rounds_per_draft_length == (1,)
+
+
+def test_kept_mismatches_are_counted_up_to_the_end_of_the_answer() -> None:
+    stats = Statistics(Clock())
+    loose = LvspecPolicy(PlainWords(), lam=0.5, window=1, guards=Guards())
+    # Strict: the first two. The first is shifted by one, the last two are loose.
+    add(stats, (1, 2, 3, 4), (2, 2, 8, 9, 5), policy=loose)
+    add(stats, (1, 2, 3, 4), (2, 2, 8, 9, 5), kept=3, policy=loose)
+    finished = stats.finish(DraftMode.SPARSE)
+    assert finished.num_accepted_tokens_per_pos == (2, 2, 2, 1)
+    assert (finished.num_loose_tokens, finished.num_salvaged_tokens) == (3 + 2, 2)

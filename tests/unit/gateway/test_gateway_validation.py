@@ -8,7 +8,8 @@ import math
 import pytest
 
 from foveate.rpc.errors import InvalidArgument, ResourceExhausted
-from gateway.facts import ContextSpec, FrameSampling, Limits, MediaChunk
+from gateway.acceptance import AcceptanceFields
+from gateway.facts import AcceptanceLimits, ContextSpec, FrameSampling, Limits, MediaChunk
 from gateway.validation import (
     AskFields,
     TurnFields,
@@ -17,7 +18,7 @@ from gateway.validation import (
     check_page_size,
     parse_question,
 )
-from gateway.values import DraftMode, Role
+from gateway.values import AcceptancePolicy, DraftMode, Role, SelectionMethod
 
 LIMITS = Limits(
     max_upload_bytes=4_000_000,
@@ -28,8 +29,10 @@ LIMITS = Limits(
     max_tokens_ceiling=512,
     default_max_tokens=64,
     default_num_draft_tokens=5,
+    adapts_draft_length=True,
     default_visual_budget=0.1,
     default_fps=2,
+    acceptance=AcceptanceLimits(),
 )
 GOOD = AskFields(context="contexts/" + "0" * 64, question="What happens?")
 
@@ -44,7 +47,15 @@ def test_defaults_are_filled_in() -> None:
     question = parse_question(GOOD, LIMITS)
     assert (question.max_tokens, question.sampling.temperature, question.sampling.seed) == (64, 0, None)
     assert question.drafting.mode is DraftMode.DEFAULT
-    assert (question.drafting.num_draft_tokens, question.drafting.visual_budget) == (5, 0.1)
+    assert (question.drafting.num_draft_tokens, question.drafting.visual_budget) == (5, None)
+
+
+def test_a_small_models_video_is_pruned_the_same_for_all_layers() -> None:
+    for method in (SelectionMethod.ATTENTION, SelectionMethod.RANDOM, SelectionMethod.RECENT):
+        assert violations(draft_mode=DraftMode.SMALL, selection=method) == ["drafting.selection"]
+    for method in (SelectionMethod.DEFAULT, SelectionMethod.TWO_STAGE, SelectionMethod.UNIFORM):
+        asked = dataclasses.replace(GOOD, draft_mode=DraftMode.SMALL, selection=method)
+        assert parse_question(asked, LIMITS).drafting.selection is method
 
 
 @pytest.mark.parametrize(
@@ -57,8 +68,8 @@ def test_defaults_are_filled_in() -> None:
         ("top_p", [-0.1, 0.0, 1.1, math.nan], "sampling.top_p"),
         ("num_draft_tokens", [0, 17, 2**32 - 1], "drafting.num_draft_tokens"),
         ("visual_budget", [-0.1, 1.1, math.nan], "drafting.visual_budget"),
-        ("draft_mode", [4, -1], "drafting.mode"),
-        ("selection", [4, 99], "drafting.selection"),
+        ("draft_mode", [7, -1], "drafting.mode"),
+        ("selection", [6, 99], "drafting.selection"),
         ("stop", [("a",) * 9], "stop"),
         ("stop", [("",), ("x" * 257,)], "stop[0]"),
     ],
@@ -117,6 +128,19 @@ def test_draft_length_is_clipped_to_what_the_verifier_takes() -> None:
     assert parse_question(dataclasses.replace(GOOD, num_draft_tokens=16), LIMITS).drafting.num_draft_tokens == 9
 
 
+def test_the_draft_length_adapts_where_nobody_names_one_and_no_token_depends_on_it() -> None:
+    assert parse_question(GOOD, LIMITS).drafting.max_draft_tokens == 9
+    named = dataclasses.replace(GOOD, num_draft_tokens=5)
+    loose = dataclasses.replace(GOOD, acceptance=AcceptanceFields(policy=AcceptancePolicy.FLY))
+    for asked, limits in (
+        (named, LIMITS),
+        (loose, LIMITS),
+        (GOOD, dataclasses.replace(LIMITS, adapts_draft_length=False)),
+    ):
+        drafting = parse_question(asked, limits).drafting
+        assert (drafting.num_draft_tokens, drafting.max_draft_tokens) == (5, None)
+
+
 def test_seeds() -> None:
     warm = dataclasses.replace(GOOD, temperature=0.8)
     drawn = {parse_question(warm, LIMITS).sampling.seed for _ in range(5)}
@@ -145,6 +169,7 @@ UPLOAD = ContextSpec(path=None, filename="a.mp4")
         ([UPLOAD, UPLOAD], "spec"),
         ([ContextSpec(path="")], "spec.source"),
         ([ContextSpec(path="a.mp4"), MediaChunk(0, b"x")], "chunk"),
+        ([ContextSpec(None, url="https://a.example/a.mp4"), MediaChunk(0, b"x")], "chunk"),
         ([UPLOAD, MediaChunk(1, b"x")], "chunk.write_offset"),
         ([UPLOAD, MediaChunk(0, b"x"), MediaChunk(0, b"x")], "chunk.write_offset"),
         ([UPLOAD, MediaChunk(0, b"x" * (1024 * 1024 + 1))], "chunk.data"),
