@@ -32,13 +32,22 @@ class ServiceProcess:
     """
 
     def __init__(
-        self, name: str, module: str, arguments: Sequence[str], *, directory: Path, environ: Mapping[str, str]
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        directory: Path,
+        environ: Mapping[str, str],
+        scratch: Path | None = None,
     ) -> None:
+        """`scratch` is a folder for temporary files that others may use as well."""
         self.name = name
         self._out_path = directory / f"{name}.out"
         self.log_path = directory / f"{name}.log"
-        scratch = directory / f"{name}.tmp"
-        scratch.mkdir()
+        if scratch is None:
+            scratch = directory / f"{name}.tmp"
+            scratch.mkdir()
         command = [sys.executable, "-m", "foveate.child", module, *arguments]
         with self._out_path.open("wb") as out, self.log_path.open("wb") as log:
             self._process = subprocess.Popen(

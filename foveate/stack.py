@@ -38,7 +38,8 @@ ANY_PORT = "127.0.0.1:0"
 class StackConfig:
     """What to start. `address` is the gateway's; the other services always take a free port of the loopback.
 
-    `extra_arguments` of a service are given to its command as they are.
+    `small_model` is a smaller checkpoint of the family, for drafts from a pruned video. `extra_arguments` of a service
+    are given to its command as they are.
     """
 
     model: Path
@@ -49,6 +50,8 @@ class StackConfig:
     dtype: str | None = None
     deterministic: bool = False
     use_drafter: bool = True
+    redis_url: str | None = None
+    small_model: Path | None = None
     pin: bool = False
     num_threads: int | None = None
     log_dir: Path | None = None
@@ -106,6 +109,8 @@ class Stack:
         """
         check_engine()
         check_model(self._config.model)
+        if self._config.small_model is not None:
+            check_model(self._config.small_model)
         check_address(self._config.address)
         try:
             self._start(on_step)
@@ -158,7 +163,7 @@ class Stack:
         verifier = f"127.0.0.1:{self.verifier.wait_ready(deadline_s)}"
         drafter = None if self.drafter is None else f"127.0.0.1:{self.drafter.wait_ready(deadline_s)}"
         arguments = ["--verifier", verifier, *(() if drafter is None else ("--drafter", drafter))]
-        arguments += ["--address", config.address, *config.extra_gateway_arguments]
+        arguments += ["--address", config.address, *self._redis_arguments(), *config.extra_gateway_arguments]
         on_step("starting the gateway")
         self.gateway = self._spawn("gateway", "gateway.main", arguments)
         gateway = f"{_loopback(config.address)}:{self.gateway.wait_ready(deadline_s)}"
@@ -172,14 +177,21 @@ class Stack:
     def _verifier_arguments(self) -> list[str]:
         config = self._config
         arguments = [*self._engine_arguments(), *(("--deterministic",) if config.deterministic else ())]
+        if config.small_model is not None:
+            arguments.append("--keep-patches")
         if config.media_root is not None:
             arguments += ["--media-root", str(config.media_root)]
         if config.pool_mib is not None:
             arguments += ["--pool-mib", str(config.pool_mib)]
-        return [*arguments, *config.extra_verifier_arguments]
+        return [*arguments, *self._redis_arguments(), *config.extra_verifier_arguments]
+
+    def _redis_arguments(self) -> list[str]:
+        return [] if self._config.redis_url is None else ["--redis", self._config.redis_url]
 
     def _drafter_arguments(self) -> list[str]:
-        return [*self._engine_arguments(), *self._config.extra_drafter_arguments]
+        small = self._config.small_model
+        arguments = [] if small is None else ["--small-model", str(small)]
+        return [*self._engine_arguments(), *arguments, *self._config.extra_drafter_arguments]
 
     def _engine_arguments(self) -> list[str]:
         config = self._config

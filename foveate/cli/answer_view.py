@@ -6,6 +6,7 @@ from collections import Counter, deque
 
 from rich.text import Text
 
+from foveate.cli.errors import cancelled_by_signals
 from foveate.cli.output import Output, as_dict, printable
 from foveate.client import Answer, AnswerStream, Context, Delta, Guarantee, Origin
 
@@ -14,19 +15,25 @@ STYLES = {
     Origin.RECOVERED: "yellow",
     Origin.BONUS: "cyan",
     Origin.PLAIN: "magenta",
+    Origin.LOOSE: "bold red",
+    Origin.SALVAGED: "bold bright_blue",
 }
-_LEGEND = {
+LEGEND = {
     Origin.ACCEPTED: "accepted draft",
     Origin.RECOVERED: "verifier, for a rejected draft",
     Origin.BONUS: "verifier, after a full draft",
     Origin.PLAIN: "verifier, no draft",
+    Origin.LOOSE: "loose draft",
+    Origin.SALVAGED: "draft salvaged by position",
 }
+
+_MAX_LOOSE_LINES = 10
 
 
 def show_stream(output: Output, stream: AnswerStream, *, explain: bool) -> Answer:
     """Writes an answer while it streams and returns it; with --json nothing is written."""
     colours = OriginColours()
-    with stream:
+    with stream, cancelled_by_signals(stream.cancel):
         if explain and not output.as_json:
             print_legend(output)
         for delta in stream:
@@ -64,7 +71,7 @@ class OriginColours:
 
 def print_legend(output: Output) -> None:
     """Says what the colours mean."""
-    parts = [Text(_LEGEND[origin], style=style) for origin, style in STYLES.items()]
+    parts = [Text(LEGEND[origin], style=style) for origin, style in STYLES.items()]
     output.err.print(Text(" · ", style="dim").join(parts))
 
 
@@ -73,10 +80,23 @@ def print_statistics(output: Output, answer: Answer) -> None:
     output.err.print(Text(" · ".join(statistics(answer)), style="dim"))
     if answer.origins:
         counts = Counter(answer.origins)
-        parts = [Text(f"{counts[origin]} {_LEGEND[origin]}", style=style) for origin, style in STYLES.items()]
+        parts = [Text(f"{counts[origin]} {LEGEND[origin]}", style=style) for origin, style in STYLES.items()]
         output.err.print(Text(" · ", style="dim").join(parts))
+    for line in loose_lines(answer):
+        output.err.print(Text(printable(line), style="red"))
     for note in answer.notes:
         output.err.print(Text(f"note: {note}", style="yellow"))
+
+
+def loose_lines(answer: Answer) -> list[str]:
+    """Returns what an explained answer kept against the verifier's choice, a line each, the first ten."""
+    lines = []
+    for place in answer.loose_positions[:_MAX_LOOSE_LINES]:
+        detail, kept = answer.details[place], answer.token_texts[place]
+        seen = "" if detail.relevance is None else f", relevance {detail.relevance:.2f}"
+        lines.append(f"{answer.origins[place].value}: {kept!r}, the verifier chose {detail.target_text!r}{seen}")
+    left = len(answer.loose_positions) - len(lines)
+    return lines if not left else [*lines, f"and {left} more; foveate explain shows all"]
 
 
 def statistics(answer: Answer) -> list[str]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from foveate.cli import options
 from foveate.cli.answer_view import answer_json, print_statistics, show_stream
 from foveate.cli.errors import reported
-from foveate.cli.options import ask_options
+from foveate.cli.explain import write_page
+from foveate.cli.options import acceptance_options, ask_options
 from foveate.cli.output import Output
 from foveate.cli.session import Target, Video, connected, prefill, print_context
 from foveate.client import AskOptions
+from foveate.explanation import from_json
 
 DESCRIBE_QUESTION = "Describe the video."
 
@@ -18,6 +22,7 @@ def ask(
     question: options.QuestionArgument,
     server: options.ServerOption = None,
     model: options.ModelOption = None,
+    small_model: options.SmallModelOption = None,
     device: options.DeviceOption = "cpu",
     deterministic: options.DeterministicOption = False,
     no_drafter: options.NoDrafterOption = False,
@@ -33,12 +38,19 @@ def ask(
     draft: options.DraftOption = None,
     num_draft_tokens: options.NumDraftTokensOption = None,
     budget: options.BudgetOption = None,
+    policy: options.PolicyOption = None,
+    lam: options.LambdaOption = None,
+    nearest: options.NearestOption = None,
+    window: options.WindowOption = None,
+    pool: options.PoolOption = None,
+    no_guards: options.NoGuardsOption = False,
     explain: options.ExplainOption = False,
+    html: options.HtmlOption = None,
     deadline: options.DeadlineOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Ask QUESTION about VIDEO and stream the answer."""
-    target = Target(server, model, device, deterministic, not no_drafter, deadline)
+    target = Target(server, model, device, deterministic, not no_drafter, small_model, deadline)
     chosen = ask_options(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -49,15 +61,19 @@ def ask(
         draft=draft,
         num_draft_tokens=num_draft_tokens,
         budget=budget,
-        explain=explain,
+        explain=explain or html is not None,
+        acceptance=acceptance_options(
+            policy=policy, lam=lam, nearest=nearest, window=window, pool=pool, no_guards=no_guards
+        ),
     )
-    run_ask(target, Video(video, on_server, fps, max_frames), question, chosen, Output(as_json=as_json))
+    run_ask(target, Video(video, on_server, fps, max_frames), question, chosen, Output(as_json=as_json), html=html)
 
 
 def describe(
     video: options.VideoArgument,
     server: options.ServerOption = None,
     model: options.ModelOption = None,
+    small_model: options.SmallModelOption = None,
     device: options.DeviceOption = "cpu",
     deterministic: options.DeterministicOption = False,
     no_drafter: options.NoDrafterOption = False,
@@ -70,12 +86,14 @@ def describe(
     as_json: options.JsonOption = False,
 ) -> None:
     """Describe VIDEO: `foveate ask VIDEO "Describe the video."`."""
-    target = Target(server, model, device, deterministic, not no_drafter, deadline)
+    target = Target(server, model, device, deterministic, not no_drafter, small_model, deadline)
     chosen = AskOptions(max_tokens=max_tokens, explain=explain)
     run_ask(target, Video(video, on_server, fps, max_frames), DESCRIBE_QUESTION, chosen, Output(as_json=as_json))
 
 
-def run_ask(target: Target, video: Video, question: str, chosen: AskOptions, output: Output) -> None:
+def run_ask(
+    target: Target, video: Video, question: str, chosen: AskOptions, output: Output, *, html: Path | None = None
+) -> None:
     """Prefills, asks, and shows the answer."""
     with reported(output), connected(target, output) as client:
         context = prefill(client, video, output)
@@ -87,3 +105,5 @@ def run_ask(target: Target, video: Video, question: str, chosen: AskOptions, out
             output.print_json(answer_json(context, answer))
         else:
             print_statistics(output, answer)
+        if html is not None:
+            write_page(output, from_json(answer_json(context, answer)), html)

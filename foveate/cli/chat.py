@@ -7,7 +7,7 @@ import sys
 from foveate.cli import options
 from foveate.cli.answer_view import answer_json, print_statistics, show_stream
 from foveate.cli.errors import Terminated, reported
-from foveate.cli.options import ask_options
+from foveate.cli.options import acceptance_options, ask_options
 from foveate.cli.output import Output
 from foveate.cli.session import Target, Video, connected, prefill, print_context
 from foveate.client import AskOptions, Client, Context, Turn
@@ -20,6 +20,7 @@ def chat(
     video: options.VideoArgument,
     server: options.ServerOption = None,
     model: options.ModelOption = None,
+    small_model: options.SmallModelOption = None,
     device: options.DeviceOption = "cpu",
     deterministic: options.DeterministicOption = False,
     no_drafter: options.NoDrafterOption = False,
@@ -35,12 +36,18 @@ def chat(
     draft: options.DraftOption = None,
     num_draft_tokens: options.NumDraftTokensOption = None,
     budget: options.BudgetOption = None,
+    policy: options.PolicyOption = None,
+    lam: options.LambdaOption = None,
+    nearest: options.NearestOption = None,
+    window: options.WindowOption = None,
+    pool: options.PoolOption = None,
+    no_guards: options.NoGuardsOption = False,
     explain: options.ExplainOption = False,
     deadline: options.DeadlineOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Talk about VIDEO, one question a line; /exit or Ctrl-D ends, Ctrl-C stops an answer."""
-    target = Target(server, model, device, deterministic, not no_drafter, deadline)
+    target = Target(server, model, device, deterministic, not no_drafter, small_model, deadline)
     chosen = ask_options(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -52,6 +59,9 @@ def chat(
         num_draft_tokens=num_draft_tokens,
         budget=budget,
         explain=explain,
+        acceptance=acceptance_options(
+            policy=policy, lam=lam, nearest=nearest, window=window, pool=pool, no_guards=no_guards
+        ),
     )
     output = Output(as_json=as_json)
     with reported(output), connected(target, output) as client:

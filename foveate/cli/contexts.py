@@ -9,7 +9,8 @@ import typer
 from foveate.cli.errors import reported
 from foveate.cli.options import DeadlineOption, JsonOption
 from foveate.cli.output import Output, as_dict
-from foveate.client import Client, Context
+from foveate.cli.session import open_client
+from foveate.client import Context, ContextState
 from foveate.client.sync import DEFAULT_ADDRESS
 
 app = typer.Typer(help="Contexts (prefilled videos) of a running server.", no_args_is_help=True)
@@ -19,18 +20,23 @@ ServerOption = Annotated[
 ]
 NameArgument = Annotated[str, typer.Argument(metavar="CONTEXT", help="contexts/ID, or the ID alone.")]
 DEFAULT_CALL_S = 30.0
-_HEADER = ("context", "created", "video", "frames", "visual tokens", "KV")
-_NOT_SHOWN = {"video", "timings", "frame_timestamps_s", "reused"}
+_HEADER = ("context", "state", "created", "expires", "video", "frames", "visual tokens", "memory", "cold", "hits")
+_NOT_SHOWN = {"video", "timings", "frame_timestamps_s", "reused", "fetch", "tiers"}
+_MIB = 2**20
 
 
 @app.command("ls")
 def list_contexts(
-    server: ServerOption = DEFAULT_ADDRESS, deadline: DeadlineOption = DEFAULT_CALL_S, as_json: JsonOption = False
+    state: Annotated[ContextState | None, typer.Option(help="Only those in this state.")] = None,
+    media_sha256: Annotated[str, typer.Option("--sha256", metavar="HEX", help="Only those of this video file.")] = "",
+    server: ServerOption = DEFAULT_ADDRESS,
+    deadline: DeadlineOption = DEFAULT_CALL_S,
+    as_json: JsonOption = False,
 ) -> None:
     """List contexts, newest first."""
     output = Output(as_json=as_json)
-    with reported(output), Client(server, timeout_s=deadline or DEFAULT_CALL_S) as client:
-        contexts = client.list_contexts()
+    with reported(output), open_client(server, timeout_s=deadline or DEFAULT_CALL_S) as client:
+        contexts = client.list_contexts(state=state, media_sha256=media_sha256)
         if as_json:
             output.print_json({"contexts": [as_dict(context) for context in contexts]})
             return
@@ -46,13 +52,34 @@ def show_context(
 ) -> None:
     """Show one context."""
     output = Output(as_json=as_json)
-    with reported(output), Client(server, timeout_s=deadline or DEFAULT_CALL_S) as client:
+    with reported(output), open_client(server, timeout_s=deadline or DEFAULT_CALL_S) as client:
         context = client.get_context(name)
         if as_json:
             output.print_json(as_dict(context))
             return
         facts = {**as_dict(context), **as_dict(context.video), **as_dict(context.timings)}
+        facts |= {f"{tier}_bytes": num_bytes for tier, num_bytes in context.tiers.items()}
+        if context.fetch is not None:
+            facts["came_from"] = f"{context.fetch.source.name.lower()} in {context.fetch.took_ms:.1f} ms"
+            for cost in context.fetch.costs:
+                facts[f"cost_{cost.source.name.lower()}"] = f"{cost.estimated_ms:.1f} ms"
         output.print_table([(key, value) for key, value in facts.items() if key not in _NOT_SHOWN])
+
+
+@app.command("pin")
+def pin_contexts(
+    names: Annotated[list[str], typer.Argument(metavar="CONTEXT...", help="contexts/ID, or the ID alone.")],
+    unpin: Annotated[bool, typer.Option("--unpin", help="Let them expire again.")] = False,
+    server: ServerOption = DEFAULT_ADDRESS,
+    deadline: DeadlineOption = DEFAULT_CALL_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep contexts for good: they do not expire and are not evicted."""
+    output = Output(as_json=as_json)
+    with reported(output), open_client(server, timeout_s=deadline or DEFAULT_CALL_S) as client:
+        touched = [client.touch_context(name, pinned=not unpin) for name in names]
+        if as_json:
+            output.print_json({"contexts": [as_dict(context) for context in touched]})
 
 
 @app.command("rm")
@@ -62,9 +89,9 @@ def remove_contexts(
     deadline: DeadlineOption = DEFAULT_CALL_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Free contexts."""
+    """Free contexts, in memory and in the cold tier."""
     output = Output(as_json=as_json)
-    with reported(output), Client(server, timeout_s=deadline or DEFAULT_CALL_S) as client:
+    with reported(output), open_client(server, timeout_s=deadline or DEFAULT_CALL_S) as client:
         for name in names:
             client.delete_context(name)
         if as_json:
@@ -72,11 +99,18 @@ def remove_contexts(
 
 
 def _row(context: Context) -> tuple[object, ...]:
+    in_pool = context.tiers.get("pool", 0)
+    cold = sum(context.tiers.values()) - in_pool
+    expires = "" if context.expire_time is None else context.expire_time.astimezone().strftime("%m-%d %H:%M")
     return (
         context.name,
+        context.state.value,
         context.create_time.astimezone().strftime("%Y-%m-%d %H:%M:%S"),
+        "pinned" if context.pinned else expires,
         f"{context.video.duration_s:.1f} s",
         context.video.num_frames,
         context.num_visual_tokens,
-        f"{context.kv_bytes / 2**20:.1f} MiB",
+        f"{in_pool / _MIB:.1f} MiB",
+        f"{cold / _MIB:.1f} MiB",
+        context.num_hits,
     )

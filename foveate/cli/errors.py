@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from types import FrameType
 from typing import Any
@@ -119,6 +119,38 @@ def _termination_raises() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def cancelled_by_signals(cancel: Callable[[], None]) -> Iterator[None]:
+    """While a call runs, the first signal calls `cancel` in a thread of its own, and is raised once the call has ended.
+
+    An exception at an arbitrary place inside gRPC could leave one of its locks taken, and whoever needs it waiting for
+    ever. A second signal raises at once.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        threading.Thread(target=cancel, daemon=True).start()
+
+    numbers = [number for number in (signal.SIGINT, *_TERMINATING) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, on_signal) for number in numbers}
+    try:
+        yield
+    except FoveateError:
+        if not received:
+            raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if received:
+        raise KeyboardInterrupt if received[0] == signal.SIGINT else Terminated
 
 
 @contextlib.contextmanager

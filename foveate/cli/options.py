@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from foveate.client import AskOptions, DraftMode
+from foveate.client import Acceptance, AskOptions, DraftMode, Policy, Pool
 
-_SERVER, _FRAMES, _ANSWER, _DRAFTS = "Server", "Frames", "Answer", "Drafts"
+_SERVER, _FRAMES, _ANSWER, _DRAFTS, _LOOSE = "Server", "Frames", "Answer", "Drafts", "Loose acceptance"
 
 VideoArgument = Annotated[
     str,
@@ -35,6 +35,14 @@ ModelOption = Annotated[
         metavar="FOLDER",
         rich_help_panel=_SERVER,
         help="Checkpoint of the local stack; default: the embedded tiny model.",
+    ),
+]
+SmallModelOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        rich_help_panel=_SERVER,
+        help="Local stack: a smaller checkpoint of the family, for --draft small.",
     ),
 ]
 DeviceOption = Annotated[
@@ -79,7 +87,14 @@ StopOption = Annotated[
     list[str] | None, typer.Option(metavar="TEXT", rich_help_panel=_ANSWER, help="End before this text; repeatable.")
 ]
 ExplainOption = Annotated[
-    bool, typer.Option("--explain", rich_help_panel=_DRAFTS, help="Colour tokens by where they came from.")
+    bool,
+    typer.Option(
+        "--explain", rich_help_panel=_DRAFTS, help="Colour tokens by where they came from; tell what looseness did."
+    ),
+]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE.html", rich_help_panel=_DRAFTS, help="With --explain: also write a page."),
 ]
 DraftOption = Annotated[
     DraftMode | None, typer.Option("--draft", rich_help_panel=_DRAFTS, help="Where drafts come from.")
@@ -89,7 +104,38 @@ NumDraftTokensOption = Annotated[
 ]
 BudgetOption = Annotated[
     float | None,
-    typer.Option(metavar="SHARE", rich_help_panel=_DRAFTS, help="Share of visual tokens the sparse drafter keeps."),
+    typer.Option(metavar="SHARE", rich_help_panel=_DRAFTS, help="Share of visual tokens the drafter keeps."),
+]
+PolicyOption = Annotated[
+    Policy | None,
+    typer.Option(
+        "--policy", rich_help_panel=_LOOSE, help="Which drafts are kept; all but exact can change the answer."
+    ),
+]
+LambdaOption = Annotated[
+    float | None,
+    typer.Option(
+        "--lambda", metavar="SHARE", rich_help_panel=_LOOSE, help="lvspec, random: share of drafts that need not match."
+    ),
+]
+NearestOption = Annotated[
+    int | None,
+    typer.Option(
+        "--nearest", metavar="N", rich_help_panel=_LOOSE, help="lvspec: visual states that relevance averages."
+    ),
+]
+WindowOption = Annotated[
+    int | None,
+    typer.Option(metavar="N", rich_help_panel=_LOOSE, help="lvspec, random: places of a shift; fly: its window."),
+]
+PoolOption = Annotated[
+    Pool | None, typer.Option("--pool", rich_help_panel=_LOOSE, help="lvspec: where the share is counted.")
+]
+NoGuardsOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-guards", rich_help_panel=_LOOSE, help="Keep mismatches of numbers, negations and markup as any other."
+    ),
 ]
 
 
@@ -105,6 +151,7 @@ def ask_options(
     num_draft_tokens: int | None,
     budget: float | None,
     explain: bool,
+    acceptance: Acceptance | None,
 ) -> AskOptions:
     """Returns the client's options of an answer."""
     return AskOptions(
@@ -118,4 +165,29 @@ def ask_options(
         num_draft_tokens=num_draft_tokens,
         visual_budget=budget,
         explain=explain,
+        acceptance=acceptance,
     )
+
+
+def acceptance_options(
+    *,
+    policy: Policy | None,
+    lam: float | None,
+    nearest: int | None,
+    window: int | None,
+    pool: Pool | None,
+    no_guards: bool,
+) -> Acceptance | None:
+    """Returns the client's acceptance; None when nothing was said."""
+    guard = False if no_guards else None
+    asked = Acceptance(
+        policy=policy,
+        lam=lam,
+        num_nearest=nearest,
+        window=window,
+        pool=pool,
+        guard_special=guard,
+        guard_numbers=guard,
+        guard_negations=guard,
+    )
+    return None if asked == Acceptance() else asked

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 from datetime import datetime
+from enum import IntEnum
 from typing import Any
 
 from rich.console import Console
@@ -48,7 +49,12 @@ def printable(text: str) -> str:
 
 def as_dict(value: Any) -> dict[str, Any]:
     """Returns a frozen value of the client as a dict."""
-    return dataclasses.asdict(value)
+    return dataclasses.asdict(value, dict_factory=_named)
+
+
+def _named(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Numbers of enumerations mean nothing to a reader; their names do."""
+    return {key: value.name.lower() if isinstance(value, IntEnum) else value for key, value in items}
 
 
 def _encode(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from foveate.cli.output import Output
 from foveate.cli.progress import context_progress
 from foveate.client import Client, Context
 from foveate.client.sync import DEFAULT_TIMEOUT_S
+from foveate.rpc.security import ClientTls
 from foveate.stack import Stack, StackConfig
 
 
@@ -27,6 +29,7 @@ class Target:
     device: str = "cpu"
     deterministic: bool = False
     use_drafter: bool = True
+    small_model: Path | None = None
     deadline_s: float | None = None
 
 
@@ -40,12 +43,34 @@ class Video:
     max_frames: int | None = None
 
 
+@dataclass(frozen=True)
+class Credentials:
+    """How to reach a server that does not speak to everybody; set once for the whole command line."""
+
+    api_key: str | None = None
+    tls: ClientTls | None = None
+
+
+_CREDENTIALS: ContextVar[Credentials | None] = ContextVar("foveate_credentials", default=None)
+
+
+def use_credentials(credentials: Credentials) -> None:
+    """Makes every later `open_client` of this command line use them."""
+    _CREDENTIALS.set(credentials)
+
+
+def open_client(server: str, *, timeout_s: float) -> Client:
+    """Returns a client of `server` with the credentials that the command line was given."""
+    credentials = _CREDENTIALS.get() or Credentials()
+    return Client(server, timeout_s=timeout_s, api_key=credentials.api_key, tls=credentials.tls)
+
+
 @contextlib.contextmanager
 def connected(target: Target, output: Output) -> Iterator[Client]:
     """Yields a client; stops the local stack, if it started one, whatever happens."""
     timeout_s = target.deadline_s or DEFAULT_TIMEOUT_S
     if target.server is not None:
-        with Client(target.server, timeout_s=timeout_s) as client:
+        with open_client(target.server, timeout_s=timeout_s) as client:
             yield client
         return
     config = StackConfig(
@@ -53,6 +78,7 @@ def connected(target: Target, output: Output) -> Iterator[Client]:
         device=target.device,
         deterministic=target.deterministic,
         use_drafter=target.use_drafter,
+        small_model=target.small_model,
     )
     with running_stack(config, output) as stack, Client(stack.addresses.gateway, timeout_s=timeout_s) as client:
         yield client

@@ -13,7 +13,14 @@ from rich.text import Text
 
 from foveate.checkpoints import default_checkpoint
 from foveate.cli.errors import reported
-from foveate.cli.options import DeterministicOption, DeviceOption, JsonOption, ModelOption, NoDrafterOption
+from foveate.cli.options import (
+    DeterministicOption,
+    DeviceOption,
+    JsonOption,
+    ModelOption,
+    NoDrafterOption,
+    SmallModelOption,
+)
 from foveate.cli.output import Output
 from foveate.cli.session import running_stack
 from foveate.client import Client, ServerInfo
@@ -26,6 +33,7 @@ _MIB = 2**20
 
 def up(
     model: ModelOption = None,
+    small_model: SmallModelOption = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")] = 8080,
     host: Annotated[
         str, typer.Option(help="Interface of the gateway. There is no authentication: mind whom you let in.")
@@ -42,6 +50,14 @@ def up(
     ] = None,
     deterministic: DeterministicOption = False,
     no_drafter: NoDrafterOption = False,
+    redis: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FOVEATE_REDIS",
+            metavar="URL",
+            help="Redis that keeps contexts and conversations beyond this stack, e.g. redis://127.0.0.1:6379.",
+        ),
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, metavar="N", help="CPU threads of each engine.")] = None,
     pin: Annotated[bool, typer.Option("--pin", help="Give verifier and drafter CPU cores of their own.")] = False,
     log_dir: Annotated[
@@ -61,6 +77,8 @@ def up(
             dtype=dtype,
             deterministic=deterministic,
             use_drafter=not no_drafter,
+            redis_url=redis,
+            small_model=small_model,
             pin=pin,
             num_threads=threads,
             log_dir=log_dir,

@@ -11,32 +11,46 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from foveate.client import upload
-from foveate.client.failures import reached
+from foveate.client.failures import reached, resume_after_s
 from foveate.client.messages import (
     AnswerBuilder,
     ContextBuilder,
     ask_request,
     context_from_proto,
     context_name,
+    list_request,
     server_info_from_proto,
+    watch_request,
 )
 from foveate.client.sync import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, PAGE_SIZE
-from foveate.client.types import Answer, AskOptions, Context, Delta, ProgressCallback, ServerInfo
+from foveate.client.types import Answer, AskOptions, Context, ContextState, Delta, ProgressCallback, ServerInfo
 from foveate.rpc.channel import open_channel
+from foveate.rpc.errors import STATUS_LOST, FoveateError, from_rpc_error
+from foveate.rpc.security import ClientTls
 from foveate.v1 import answers_pb2, answers_pb2_grpc, contexts_pb2, contexts_pb2_grpc
 
-_LOST_STATUS = "Internal error from Core"
 _LISTEN_S = 0.5
 
 
 class AsyncClient:
     """Asks a gateway at `address` ("host:port"). `timeout_s` is the deadline of calls that do not name their own.
 
+    `tls` encrypts (None: plaintext), `api_key` tells the server who asks. A trace that is current is handed on.
+
     Connects on the first call and belongs to the event loop that made it. Every method raises FoveateError.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        api_key: str | None = None,
+        tls: ClientTls | None = None,
+    ) -> None:
         self.address = address
+        self._api_key = api_key
+        self._tls = tls
         self._timeout_s = timeout_s
         self._channel: grpc.aio.Channel | None = None
 
@@ -59,11 +73,13 @@ class AsyncClient:
         server_path: str | None = None,
         fps: float | None = None,
         max_frames: int | None = None,
+        request_id: str | None = None,
         on_progress: ProgressCallback | None = None,
         timeout_s: float | None = None,
     ) -> Context:
         """Uploads the file at `path`, or names one below the server's media root, and waits until it is prefilled."""
         source = upload.from_path_or_server_path(path, server_path, fps=fps, max_frames=max_frames)
+        source.name_request(request_id)
         return await self._create(source, on_progress, timeout_s)
 
     async def create_context_from_bytes(
@@ -73,26 +89,30 @@ class AsyncClient:
         filename: str = "",
         fps: float | None = None,
         max_frames: int | None = None,
+        request_id: str | None = None,
         on_progress: ProgressCallback | None = None,
         timeout_s: float | None = None,
     ) -> Context:
         """Uploads a video file's bytes and waits until it is prefilled; `filename` is only used in messages."""
         source = upload.from_bytes(data, filename=filename, fps=fps, max_frames=max_frames)
+        source.name_request(request_id)
         return await self._create(source, on_progress, timeout_s)
 
     async def get_context(self, context: Context | str, *, timeout_s: float | None = None) -> Context:
-        """Returns a context that the server holds. Raises NotFound when it holds it no more."""
+        """Returns a context, in memory or cold. Raises NotFound when the server has it no more."""
         request = contexts_pb2.GetContextRequest(name=context_name(context))
         with reached(self.address):
             response = await self._contexts().GetContext(request, timeout=self._deadline_s(timeout_s))
         return context_from_proto(response.context)
 
-    async def list_contexts(self, *, timeout_s: float | None = None) -> list[Context]:
-        """Returns all contexts that are held, newest first."""
+    async def list_contexts(
+        self, *, state: ContextState | None = None, media_sha256: str = "", timeout_s: float | None = None
+    ) -> list[Context]:
+        """Returns the caller's contexts, newest first: all, those in one state, or those of one video file."""
         found: list[Context] = []
         token = ""
         while True:
-            request = contexts_pb2.ListContextsRequest(page_size=PAGE_SIZE, page_token=token)
+            request = list_request(state, media_sha256, page_size=PAGE_SIZE, page_token=token)
             with reached(self.address):
                 response = await self._contexts().ListContexts(request, timeout=self._deadline_s(timeout_s))
             found.extend(context_from_proto(message) for message in response.contexts)
@@ -101,10 +121,37 @@ class AsyncClient:
                 return found
 
     async def delete_context(self, context: Context | str, *, timeout_s: float | None = None) -> None:
-        """Frees a context's memory. Raises NotFound when the server holds it no more."""
+        """Frees a context's memory and deletes its cold copies. Raises NotFound when the server has it no more."""
         request = contexts_pb2.DeleteContextRequest(name=context_name(context))
         with reached(self.address):
             await self._contexts().DeleteContext(request, timeout=self._deadline_s(timeout_s))
+
+    async def watch_context(
+        self,
+        *,
+        request_id: str | None = None,
+        context: Context | str | None = None,
+        on_progress: ProgressCallback | None = None,
+        timeout_s: float | None = None,
+    ) -> Context:
+        """Waits for a creation, named by its request or its context, to end; returns its context. Raises NotFound."""
+        request = watch_request(request_id, context)
+        builder = ContextBuilder()
+        with reached(self.address):
+            async for response in self._contexts().WatchContext(request, timeout=self._deadline_s(timeout_s)):
+                progress = builder.feed(response)
+                if progress is not None and on_progress is not None:
+                    on_progress(progress)
+        return builder.result()
+
+    async def touch_context(
+        self, context: Context | str, *, pinned: bool | None = None, timeout_s: float | None = None
+    ) -> Context:
+        """Puts a context's expiry off; `pinned` keeps it for good, or no longer. Raises NotFound."""
+        request = contexts_pb2.TouchContextRequest(name=context_name(context), pinned=pinned)
+        with reached(self.address):
+            response = await self._contexts().TouchContext(request, timeout=self._deadline_s(timeout_s))
+        return context_from_proto(response.context)
 
     async def ask(self, context: Context | str, question: str, **options: Unpack[AskOptions]) -> Answer:
         """Returns the whole answer."""
@@ -139,11 +186,27 @@ class AsyncClient:
     async def _create(
         self, source: upload.ContextSource, on_progress: ProgressCallback | None, timeout_s: float | None
     ) -> Context:
-        with source, reached(self.address, source):
+        num_resumes = 0
+        with source:
+            while True:
+                try:
+                    return await self._create_once(source, on_progress, timeout_s)
+                except FoveateError as error:
+                    wait_s = resume_after_s(error, source, num_resumes)
+                    if wait_s is None:
+                        raise
+                await asyncio.sleep(wait_s)
+                num_resumes += 1
+                source.resume()
+
+    async def _create_once(
+        self, source: upload.ContextSource, on_progress: ProgressCallback | None, timeout_s: float | None
+    ) -> Context:
+        with reached(self.address, source):
             try:
                 return await self._upload(source, on_progress, timeout_s)
             except grpc.aio.AioRpcError as error:
-                if _LOST_STATUS not in (error.details() or ""):
+                if source.can_resume or from_rpc_error(error).reason != STATUS_LOST:
                     raise
             # A server refused while a chunk was being written, and grpc.aio lost why: ask again, and listen first.
             source.rewind()
@@ -162,6 +225,8 @@ class AsyncClient:
         try:
             async for response in call:
                 progress = builder.feed(response)
+                if progress is not None:
+                    source.heard(progress)
                 if progress is not None and on_progress is not None:
                     on_progress(progress)
         except asyncio.CancelledError:
@@ -177,7 +242,7 @@ class AsyncClient:
 
     def _open(self) -> grpc.aio.Channel:
         if self._channel is None:
-            self._channel = open_channel(self.address)
+            self._channel = open_channel(self.address, self._tls, api_key=self._api_key)
         return self._channel
 
     def _deadline_s(self, timeout_s: float | None) -> float:

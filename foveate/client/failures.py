@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import grpc
 
 from foveate.client.upload import ContextSource
-from foveate.rpc.errors import FoveateError, Unavailable, from_rpc_error
+from foveate.rpc.errors import STATUS_LOST, FoveateError, Unavailable, from_rpc_error
 
 
 @contextlib.contextmanager
@@ -20,6 +20,26 @@ def reached(address: str, source: ContextSource | None = None) -> Iterator[None]
         if source is not None and source.error is not None:
             raise source.error from None
         raise _translated(error, address) from None
+
+
+RESUMES = 5  # times that an upload goes on after its connection broke
+_BROKEN = {
+    "CONNECTION_LOST",
+    "UNAVAILABLE",
+    "VERIFIER_LOST",
+    "NO_VERIFIER",
+    "CANCELLED",
+    "REQUEST_RUNNING",
+    STATUS_LOST,
+}
+
+
+def resume_after_s(error: FoveateError, source: ContextSource, num_resumes: int) -> float | None:
+    """Returns how long to wait before an upload goes on; None when it must not, or has too often."""
+    is_broken = error.reason in _BROKEN or (num_resumes > 0 and error.reason == "UNREACHABLE")
+    if not source.can_resume or source.error is not None or not is_broken or num_resumes >= RESUMES:
+        return None
+    return 0.2 * 2.0**num_resumes
 
 
 def _translated(error: grpc.RpcError, address: str) -> FoveateError:

@@ -6,28 +6,40 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from foveate.client.types import (
+    Acceptance,
     Answer,
     AnswerStats,
     AskOptions,
     Context,
+    ContextState,
     Delta,
     DraftMode,
     FinishReason,
+    FlyVariant,
     Guarantee,
     Origin,
+    Policy,
+    Pool,
     Progress,
+    RelevanceInfo,
     Role,
     Selection,
     ServerInfo,
     ServerLimits,
     Stage,
+    TokenDetail,
 )
+from foveate.context_source import ContextFetch, ContextSource
 from foveate.rpc.errors import Internal, InvalidArgument, invalid
+from foveate.rpc.fetch_proto import fetch_from_proto
 from foveate.rpc.video_proto import timings_from_proto, video_from_proto
 from foveate.v1 import answers_pb2, contexts_pb2, sampling_pb2
 
 _T = TypeVar("_T")
+_TIERS = {int(source): source.name.lower() for source in ContextSource}
 _UINT32_MAX = 2**32 - 1
 _STAGES = {
     contexts_pb2.CONTEXT_STAGE_UPLOAD: Stage.UPLOAD,
@@ -40,6 +52,8 @@ _ORIGINS = {
     answers_pb2.TOKEN_ORIGIN_RECOVERED: Origin.RECOVERED,
     answers_pb2.TOKEN_ORIGIN_BONUS: Origin.BONUS,
     answers_pb2.TOKEN_ORIGIN_PLAIN: Origin.PLAIN,
+    answers_pb2.TOKEN_ORIGIN_LOOSE: Origin.LOOSE,
+    answers_pb2.TOKEN_ORIGIN_SALVAGED: Origin.SALVAGED,
 }
 _FINISH_REASONS = {
     answers_pb2.FINISH_REASON_EOS: FinishReason.EOS,
@@ -49,19 +63,39 @@ _FINISH_REASONS = {
 _GUARANTEES = {
     answers_pb2.GUARANTEE_LOSSLESS: Guarantee.LOSSLESS,
     answers_pb2.GUARANTEE_LOOSE: Guarantee.LOOSE,
+    answers_pb2.GUARANTEE_LOSSY_CONTEXT: Guarantee.LOSSY_CONTEXT,
 }
 _ROLES = {Role.USER: answers_pb2.ROLE_USER, Role.ASSISTANT: answers_pb2.ROLE_ASSISTANT}
 _DRAFT_MODES = {
     DraftMode.OFF: answers_pb2.DRAFT_MODE_OFF,
     DraftMode.SPARSE: answers_pb2.DRAFT_MODE_SPARSE,
     DraftMode.NGRAM: answers_pb2.DRAFT_MODE_NGRAM,
+    DraftMode.STREAMING: answers_pb2.DRAFT_MODE_STREAMING,
+    DraftMode.LAYERSKIP: answers_pb2.DRAFT_MODE_LAYERSKIP,
+    DraftMode.SMALL: answers_pb2.DRAFT_MODE_SMALL,
 }
 _DRAFT_MODES_BACK = {number: mode for mode, number in _DRAFT_MODES.items()}
 _SELECTIONS = {
     Selection.ATTENTION: answers_pb2.SELECTION_METHOD_ATTENTION,
     Selection.RANDOM: answers_pb2.SELECTION_METHOD_RANDOM,
     Selection.RECENT: answers_pb2.SELECTION_METHOD_RECENT,
+    Selection.TWO_STAGE: answers_pb2.SELECTION_METHOD_TWO_STAGE,
+    Selection.UNIFORM: answers_pb2.SELECTION_METHOD_UNIFORM,
 }
+_POLICIES = {
+    Policy.EXACT: answers_pb2.ACCEPTANCE_POLICY_EXACT,
+    Policy.LVSPEC: answers_pb2.ACCEPTANCE_POLICY_LVSPEC,
+    Policy.FLY: answers_pb2.ACCEPTANCE_POLICY_FLY,
+    Policy.FLY_GATE: answers_pb2.ACCEPTANCE_POLICY_FLY_GATE,
+    Policy.RANDOM: answers_pb2.ACCEPTANCE_POLICY_RANDOM,
+}
+_POLICIES_BACK = {number: policy for policy, number in _POLICIES.items()}
+_POOLS = {
+    Pool.PER_ROUND: answers_pb2.RELEVANCE_POOL_PER_ROUND,
+    Pool.RUNNING: answers_pb2.RELEVANCE_POOL_RUNNING,
+    Pool.THRESHOLD: answers_pb2.RELEVANCE_POOL_THRESHOLD,
+}
+_VARIANTS = {FlyVariant.CODE: answers_pb2.FLY_VARIANT_CODE, FlyVariant.PAPER: answers_pb2.FLY_VARIANT_PAPER}
 
 
 def frame_sampling(fps: float | None, max_frames: int | None) -> contexts_pb2.FrameSampling:
@@ -78,10 +112,11 @@ def ask_request(context: Context | str, question: str, options: AskOptions) -> a
     _check_range("max_tokens", options.get("max_tokens"), -(2**31), 2**31 - 1)
     _check_range("sampling.top_k", options.get("top_k"), 0, _UINT32_MAX)
     _check_range("sampling.seed", options.get("seed"), 0, 2**64 - 1)
+    _check_range("keep_turns", options.get("keep_turns"), 0, _UINT32_MAX)
     _check_range("drafting.num_draft_tokens", options.get("num_draft_tokens"), 0, _UINT32_MAX)
     stop = options.get("stop") or ()
     return answers_pb2.AskRequest(
-        context=context_name(context),
+        context=context_name(context) if context or not options.get("conversation") else "",
         question=question,
         history=[answers_pb2.Turn(role=_ROLES[turn.role], text=turn.text) for turn in options.get("history") or ()],
         max_tokens=options.get("max_tokens"),
@@ -99,7 +134,37 @@ def ask_request(context: Context | str, question: str, options: AskOptions) -> a
             selection=_selection(options.get("selection")),
         ),
         explain=options.get("explain", False),
+        conversation=options.get("conversation") or "",
+        keep_turns=options.get("keep_turns"),
+        branch_of=options.get("branch_of") or "",
+        acceptance=_acceptance(options.get("acceptance")),
     )
+
+
+def _acceptance(asked: Acceptance | None) -> answers_pb2.Acceptance | None:
+    if asked is None:
+        return None
+    for field in ("num_nearest", "window", "max_loose_run"):
+        _check_range(f"acceptance.{field}", getattr(asked, field), 0, _UINT32_MAX)
+    _check_range("acceptance.seed", asked.seed, 0, 2**64 - 1)
+    message = answers_pb2.Acceptance(
+        policy=answers_pb2.ACCEPTANCE_POLICY_UNSPECIFIED if asked.policy is None else _POLICIES[Policy(asked.policy)],
+        num_nearest=asked.num_nearest,
+        window=asked.window,
+        pool=answers_pb2.RELEVANCE_POOL_UNSPECIFIED if asked.pool is None else _POOLS[Pool(asked.pool)],
+        threshold=asked.threshold,
+        entropy_threshold=asked.entropy_threshold,
+        variant=answers_pb2.FLY_VARIANT_UNSPECIFIED if asked.variant is None else _VARIANTS[FlyVariant(asked.variant)],
+        guard_special=asked.guard_special,
+        guard_numbers=asked.guard_numbers,
+        guard_negations=asked.guard_negations,
+        max_loose_run=asked.max_loose_run,
+        min_probability=asked.min_probability,
+        seed=asked.seed,
+    )
+    if asked.lam is not None:
+        setattr(message, "lambda", asked.lam)  # a keyword of Python, not of the contract
+    return message
 
 
 def _draft_mode(mode: DraftMode | None) -> answers_pb2.DraftMode.ValueType:
@@ -123,10 +188,22 @@ def context_from_proto(message: contexts_pb2.Context) -> Context:
         num_visual_tokens=message.num_visual_tokens,
         num_tokens=message.num_tokens,
         kv_bytes=message.kv_bytes,
-        create_time=datetime.fromtimestamp(message.create_time.ToMicroseconds() / 1e6, UTC),
+        create_time=_time(message.create_time),
         reused=message.reused,
         timings=timings_from_proto(message.timings),
+        state=ContextState.COLD if message.state == contexts_pb2.CONTEXT_STATE_COLD else ContextState.READY,
+        expire_time=_time(message.expire_time) if message.HasField("expire_time") else None,
+        tiers={_TIERS[use.tier]: use.num_bytes for use in message.tiers if use.tier in _TIERS},
+        num_hits=message.num_hits,
+        pinned=message.pinned,
+        fetch=fetch_from_proto(message.fetch),
+        media_sha256=message.media_sha256,
+        lossy=message.lossy,
     )
+
+
+def _time(stamp: Timestamp) -> datetime:
+    return datetime.fromtimestamp(stamp.ToMicroseconds() / 1e6, UTC)
 
 
 def progress_from_proto(message: contexts_pb2.ContextProgress) -> Progress | None:
@@ -138,7 +215,21 @@ def progress_from_proto(message: contexts_pb2.ContextProgress) -> Progress | Non
 def delta_from_proto(message: answers_pb2.AnswerDelta) -> Delta:
     """Returns a delta."""
     origins = tuple(_ORIGINS.get(origin, Origin.PLAIN) for origin in message.origins)
-    return Delta(message.text, tuple(message.token_ids), origins, tuple(message.token_texts))
+    details = tuple(_detail_from_proto(detail) for detail in message.details)
+    return Delta(message.text, tuple(message.token_ids), origins, tuple(message.token_texts), details)
+
+
+def _detail_from_proto(message: answers_pb2.TokenDetail) -> TokenDetail:
+    return TokenDetail(
+        round=message.round,
+        relevance=message.relevance if message.HasField("relevance") else None,
+        entropy=message.entropy if message.HasField("entropy") else None,
+        log_probability=message.log_probability if message.HasField("log_probability") else None,
+        target_token_id=message.target_token_id if message.HasField("target_token_id") else None,
+        target_text=message.target_text,
+        draft_token_id=message.draft_token_id if message.HasField("draft_token_id") else None,
+        draft_text=message.draft_text,
+    )
 
 
 def server_info_from_proto(message: answers_pb2.GetServerInfoResponse) -> ServerInfo:
@@ -165,7 +256,27 @@ def server_info_from_proto(message: answers_pb2.GetServerInfoResponse) -> Server
             default_num_draft_tokens=limits.default_num_draft_tokens,
             default_visual_budget=limits.default_visual_budget,
             default_fps=limits.default_fps,
+            adapts_draft_length=limits.adapts_draft_length,
         ),
+        num_verifiers=message.num_verifiers,
+        registry=message.registry,
+        has_cold_tier=message.has_cold_tier,
+        context_counters=dict(message.context_counters),
+        draft_modes=tuple(_DRAFT_MODES_BACK[mode] for mode in message.draft_modes if mode in _DRAFT_MODES_BACK),
+        default_policy=_POLICIES_BACK.get(message.default_policy, Policy.EXACT),
+        allowed_policies=tuple(_POLICIES_BACK[one] for one in message.allowed_policies if one in _POLICIES_BACK),
+        max_lambda=message.max_lambda,
+        relevance=_relevance_from_proto(message.relevance) if message.HasField("relevance") else None,
+    )
+
+
+def _relevance_from_proto(message: answers_pb2.RelevanceInfo) -> RelevanceInfo:
+    return RelevanceInfo(
+        layer=message.layer,
+        at_predicting=message.at_predicting,
+        is_centred=message.is_centred,
+        num_nearest=message.num_nearest,
+        quantiles=tuple(message.quantiles),
     )
 
 
@@ -179,6 +290,7 @@ def stats_from_proto(message: answers_pb2.AnswerStats) -> AnswerStats:
         num_accepted_tokens=message.num_accepted_tokens,
         num_accepted_tokens_per_pos=tuple(message.num_accepted_tokens_per_pos),
         num_loose_tokens=message.num_loose_tokens,
+        num_salvaged_tokens=message.num_salvaged_tokens,
         time_to_first_token_ms=message.time_to_first_token_ms,
         prefill_ms=message.prefill_ms,
         draft_ms=message.draft_ms,
@@ -186,6 +298,7 @@ def stats_from_proto(message: answers_pb2.AnswerStats) -> AnswerStats:
         overhead_ms=message.overhead_ms,
         decode_ms=message.decode_ms,
         round_overhead_ms=tuple(message.round_overhead_ms),
+        num_rounds_per_draft_length=tuple(message.num_rounds_per_draft_length),
     )
 
 
@@ -196,6 +309,7 @@ class AnswerBuilder:
         self._request = request
         self._deltas: list[Delta] = []
         self._num_cached_tokens = 0
+        self._fetch: ContextFetch | None = None
         self._finished: answers_pb2.AnswerFinished | None = None
 
     def feed(self, response: answers_pb2.AskResponse) -> Delta | None:
@@ -203,6 +317,7 @@ class AnswerBuilder:
         event = response.WhichOneof("event")
         if event == "started":
             self._num_cached_tokens = response.started.num_cached_tokens
+            self._fetch = fetch_from_proto(response.started.fetch)
         elif event == "finished":
             self._finished = response.finished
         elif event == "delta":
@@ -230,24 +345,29 @@ class AnswerBuilder:
             token_ids=tuple(_chained(delta.token_ids for delta in self._deltas)),
             origins=tuple(_chained(delta.origins for delta in self._deltas)),
             token_texts=tuple(_chained(delta.token_texts for delta in self._deltas)),
+            details=tuple(_chained(delta.details for delta in self._deltas)),
             finish_reason=_FINISH_REASONS[finished.finish_reason],
             guarantee=_GUARANTEES[finished.guarantee],
+            policy=_POLICIES_BACK.get(finished.policy, Policy.EXACT),
+            loose_positions=tuple(finished.loose_positions),
             num_prompt_tokens=finished.num_prompt_tokens,
             num_cached_tokens=self._num_cached_tokens,
             num_output_tokens=finished.num_output_tokens,
             stats=stats_from_proto(finished.stats),
             seed=finished.seed if finished.HasField("seed") else None,
             notes=tuple(finished.notes),
+            fetch=self._fetch,
+            num_conversation_turns=finished.num_conversation_turns,
         )
 
 
 class ContextBuilder:
-    """Folds the messages of CreateContext into progress and, at the end, the context."""
+    """Folds the messages of CreateContext or WatchContext into progress and, at the end, the context."""
 
     def __init__(self) -> None:
         self._context: Context | None = None
 
-    def feed(self, response: contexts_pb2.CreateContextResponse) -> Progress | None:
+    def feed(self, response: contexts_pb2.CreateContextResponse | contexts_pb2.WatchContextResponse) -> Progress | None:
         """Takes the next message; returns the progress if it is one."""
         event = response.WhichOneof("event")
         if event == "context":
@@ -259,6 +379,29 @@ class ContextBuilder:
         if self._context is None:
             raise Internal("the server ended the stream without a context", reason="CONTEXT_MISSING")
         return self._context
+
+
+def list_request(
+    state: ContextState | None, media_sha256: str, *, page_size: int, page_token: str
+) -> contexts_pb2.ListContextsRequest:
+    """Returns the request for a page of contexts."""
+    states = {
+        None: contexts_pb2.CONTEXT_STATE_UNSPECIFIED,
+        ContextState.READY: contexts_pb2.CONTEXT_STATE_READY,
+        ContextState.COLD: contexts_pb2.CONTEXT_STATE_COLD,
+    }
+    return contexts_pb2.ListContextsRequest(
+        page_size=page_size, page_token=page_token, state=states[state], media_sha256=media_sha256
+    )
+
+
+def watch_request(request_id: str | None, context: Context | str | None) -> contexts_pb2.WatchContextRequest:
+    """Returns the message; exactly one of the two must be given."""
+    if (request_id is None) == (context is None):
+        raise invalid("target", "give either request_id or context")
+    if request_id is not None:
+        return contexts_pb2.WatchContextRequest(request_id=request_id)
+    return contexts_pb2.WatchContextRequest(name=context_name(context or ""))
 
 
 def context_name(context: Context | str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -13,17 +14,21 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from foveate.client import upload
-from foveate.client.failures import reached
+from foveate.client.failures import reached, resume_after_s
 from foveate.client.messages import (
     AnswerBuilder,
     ContextBuilder,
     ask_request,
     context_from_proto,
     context_name,
+    list_request,
     server_info_from_proto,
+    watch_request,
 )
-from foveate.client.types import Answer, AskOptions, Context, Delta, ProgressCallback, ServerInfo
-from foveate.rpc.channel import CHANNEL_OPTIONS
+from foveate.client.types import Answer, AskOptions, Context, ContextState, Delta, ProgressCallback, ServerInfo
+from foveate.rpc.channel import open_sync_channel
+from foveate.rpc.errors import FoveateError
+from foveate.rpc.security import ClientTls
 from foveate.v1 import answers_pb2, answers_pb2_grpc, contexts_pb2, contexts_pb2_grpc
 
 DEFAULT_ADDRESS = "127.0.0.1:8080"
@@ -34,12 +39,23 @@ PAGE_SIZE = 1000
 class Client:
     """Asks a gateway at `address` ("host:port"). `timeout_s` is the deadline of calls that do not name their own.
 
+    `tls` encrypts (None: plaintext), `api_key` tells the server who asks. A trace that is current is handed on.
+
     Connects on the first call, and again in a forked process, so a client may be made before workers are forked.
     Threads may share it. Every method raises FoveateError.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        api_key: str | None = None,
+        tls: ClientTls | None = None,
+    ) -> None:
         self.address = address
+        self._api_key = api_key
+        self._tls = tls
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
@@ -67,6 +83,7 @@ class Client:
         server_path: str | None = None,
         fps: float | None = None,
         max_frames: int | None = None,
+        request_id: str | None = None,
         on_progress: ProgressCallback | None = None,
         timeout_s: float | None = None,
     ) -> Context:
@@ -75,6 +92,7 @@ class Client:
         `fps` and `max_frames` say which frames are looked at. `on_progress` is called in the calling thread.
         """
         source = upload.from_path_or_server_path(path, server_path, fps=fps, max_frames=max_frames)
+        source.name_request(request_id)
         return self._create(source, on_progress, timeout_s)
 
     def create_context_from_bytes(
@@ -84,26 +102,30 @@ class Client:
         filename: str = "",
         fps: float | None = None,
         max_frames: int | None = None,
+        request_id: str | None = None,
         on_progress: ProgressCallback | None = None,
         timeout_s: float | None = None,
     ) -> Context:
         """Uploads a video file's bytes and waits until it is prefilled; `filename` is only used in messages."""
         source = upload.from_bytes(data, filename=filename, fps=fps, max_frames=max_frames)
+        source.name_request(request_id)
         return self._create(source, on_progress, timeout_s)
 
     def get_context(self, context: Context | str, *, timeout_s: float | None = None) -> Context:
-        """Returns a context that the server holds. Raises NotFound when it holds it no more."""
+        """Returns a context, in memory or cold. Raises NotFound when the server has it no more."""
         request = contexts_pb2.GetContextRequest(name=context_name(context))
         with reached(self.address):
             response = self._contexts().GetContext(request, timeout=self._deadline_s(timeout_s))
         return context_from_proto(response.context)
 
-    def list_contexts(self, *, timeout_s: float | None = None) -> list[Context]:
-        """Returns all contexts that are held, newest first."""
+    def list_contexts(
+        self, *, state: ContextState | None = None, media_sha256: str = "", timeout_s: float | None = None
+    ) -> list[Context]:
+        """Returns the caller's contexts, newest first: all, those in one state, or those of one video file."""
         found: list[Context] = []
         token = ""
         while True:
-            request = contexts_pb2.ListContextsRequest(page_size=PAGE_SIZE, page_token=token)
+            request = list_request(state, media_sha256, page_size=PAGE_SIZE, page_token=token)
             with reached(self.address):
                 response = self._contexts().ListContexts(request, timeout=self._deadline_s(timeout_s))
             found.extend(context_from_proto(message) for message in response.contexts)
@@ -112,10 +134,37 @@ class Client:
                 return found
 
     def delete_context(self, context: Context | str, *, timeout_s: float | None = None) -> None:
-        """Frees a context's memory. Raises NotFound when the server holds it no more."""
+        """Frees a context's memory and deletes its cold copies. Raises NotFound when the server has it no more."""
         request = contexts_pb2.DeleteContextRequest(name=context_name(context))
         with reached(self.address):
             self._contexts().DeleteContext(request, timeout=self._deadline_s(timeout_s))
+
+    def watch_context(
+        self,
+        *,
+        request_id: str | None = None,
+        context: Context | str | None = None,
+        on_progress: ProgressCallback | None = None,
+        timeout_s: float | None = None,
+    ) -> Context:
+        """Waits for a creation, named by its request or its context, to end; returns its context. Raises NotFound."""
+        request = watch_request(request_id, context)
+        builder = ContextBuilder()
+        with reached(self.address):
+            for response in self._contexts().WatchContext(request, timeout=self._deadline_s(timeout_s)):
+                progress = builder.feed(response)
+                if progress is not None and on_progress is not None:
+                    on_progress(progress)
+        return builder.result()
+
+    def touch_context(
+        self, context: Context | str, *, pinned: bool | None = None, timeout_s: float | None = None
+    ) -> Context:
+        """Puts a context's expiry off; `pinned` keeps it for good, or no longer. Raises NotFound."""
+        request = contexts_pb2.TouchContextRequest(name=context_name(context), pinned=pinned)
+        with reached(self.address):
+            response = self._contexts().TouchContext(request, timeout=self._deadline_s(timeout_s))
+        return context_from_proto(response.context)
 
     def ask(self, context: Context | str, question: str, **options: Unpack[AskOptions]) -> Answer:
         """Returns the whole answer."""
@@ -150,13 +199,31 @@ class Client:
     def _create(
         self, source: upload.ContextSource, on_progress: ProgressCallback | None, timeout_s: float | None
     ) -> Context:
+        num_resumes = 0
+        with source:
+            while True:
+                try:
+                    return self._create_once(source, on_progress, timeout_s)
+                except FoveateError as error:
+                    wait_s = resume_after_s(error, source, num_resumes)
+                    if wait_s is None:
+                        raise
+                time.sleep(wait_s)
+                num_resumes += 1
+                source.resume()
+
+    def _create_once(
+        self, source: upload.ContextSource, on_progress: ProgressCallback | None, timeout_s: float | None
+    ) -> Context:
         builder = ContextBuilder()
-        with source, reached(self.address, source):
+        with reached(self.address, source):
             call = self._contexts().CreateContext(source.requests(), timeout=self._deadline_s(timeout_s))
             with contextlib.ExitStack() as cleanup:
                 cleanup.callback(call.cancel)
                 for response in call:
                     progress = builder.feed(response)
+                    if progress is not None:
+                        source.heard(progress)
                     if progress is not None and on_progress is not None:
                         on_progress(progress)
         return builder.result()
@@ -167,7 +234,7 @@ class Client:
     def _open(self) -> grpc.Channel:
         with self._lock:
             if self._channel is None or self._channel_pid != os.getpid():
-                self._channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
+                self._channel = open_sync_channel(self.address, self._tls, api_key=self._api_key)
                 self._channel_pid = os.getpid()
             return self._channel
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import TypedDict
 
+from foveate.context_source import ContextFetch
 from foveate.video import ContextTimings, VideoFacts
 
 
@@ -21,28 +22,64 @@ class Stage(StrEnum):
 
 
 class DraftMode(StrEnum):
-    """Where drafts come from; none of them changes the answer."""
+    """Where drafts come from; none of them changes the answer under an exact policy."""
 
     OFF = "off"
     SPARSE = "sparse"
     NGRAM = "ngram"
+    STREAMING = "streaming"
+    LAYERSKIP = "layerskip"
+    SMALL = "small"
 
 
 class Selection(StrEnum):
-    """How the sparse drafter's visual entries are picked."""
+    """How a drafter's visual entries are picked."""
 
     ATTENTION = "attention"
     RANDOM = "random"
     RECENT = "recent"
+    TWO_STAGE = "two-stage"
+    UNIFORM = "uniform"
+
+
+class Policy(StrEnum):
+    """Which draft tokens an answer keeps; all but `EXACT` can change it."""
+
+    EXACT = "exact"
+    LVSPEC = "lvspec"
+    FLY = "fly"
+    FLY_GATE = "fly-gate"
+    RANDOM = "random"
+
+
+class Pool(StrEnum):
+    """Among which draft tokens LVSpec counts the relevant share."""
+
+    PER_ROUND = "per-round"
+    RUNNING = "running"
+    THRESHOLD = "threshold"
+
+
+class FlyVariant(StrEnum):
+    """How FLy counts its window."""
+
+    CODE = "code"
+    PAPER = "paper"
 
 
 class Origin(StrEnum):
-    """Where a token came from: a draft, or the verifier: for a rejected draft, after a full one, without one."""
+    """Where a token came from.
+
+    A draft that the verifier would have chosen (ACCEPTED), or kept against its choice (LOOSE, SALVAGED: only shifted);
+    or the verifier: for a rejected draft, after a full one, without one.
+    """
 
     ACCEPTED = "accepted"
     RECOVERED = "recovered"
     BONUS = "bonus"
     PLAIN = "plain"
+    LOOSE = "loose"
+    SALVAGED = "salvaged"
 
 
 class FinishReason(StrEnum):
@@ -58,6 +95,7 @@ class Guarantee(StrEnum):
 
     LOSSLESS = "lossless"
     LOOSE = "loose"
+    LOSSY_CONTEXT = "lossy context"
 
 
 class Role(StrEnum):
@@ -79,9 +117,20 @@ class Progress:
 ProgressCallback = Callable[[Progress], None]
 
 
+class ContextState(StrEnum):
+    """Where a context is in its life: in a verifier's memory, or in the cold tier only."""
+
+    READY = "ready"
+    COLD = "cold"
+
+
 @dataclass(frozen=True)
 class Context:
-    """A prefilled video; `reused` when creating it found it already there."""
+    """A prefilled video; `reused` when creating it found it already there.
+
+    `tiers` has the bytes held in each tier; `expire_time` is None when it is pinned; `fetch` says how it was come by.
+    `lossy` when its keys and values came back from the cold tier in eight bits.
+    """
 
     name: str
     video: VideoFacts
@@ -91,6 +140,14 @@ class Context:
     create_time: datetime
     reused: bool
     timings: ContextTimings
+    state: ContextState = ContextState.READY
+    expire_time: datetime | None = None
+    tiers: Mapping[str, int] = field(default_factory=dict)
+    num_hits: int = 0
+    pinned: bool = False
+    fetch: ContextFetch | None = None
+    media_sha256: str = ""
+    lossy: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,12 +158,38 @@ class Turn:
     text: str
 
 
+@dataclass(frozen=True)
+class Acceptance:
+    """What an answer keeps of its drafts; whatever is None is the server's default.
+
+    Parameters that `policy` does not have must stay None. `lam` is LVSpec's lambda, the share of draft tokens that need
+    not match; `window` is how far a strict one may be shifted, or the length of FLy's window.
+    """
+
+    policy: Policy | None = None
+    lam: float | None = None
+    num_nearest: int | None = None
+    window: int | None = None
+    pool: Pool | None = None
+    threshold: float | None = None
+    entropy_threshold: float | None = None
+    variant: FlyVariant | None = None
+    guard_special: bool | None = None
+    guard_numbers: bool | None = None
+    guard_negations: bool | None = None
+    max_loose_run: int | None = None
+    min_probability: float | None = None
+    seed: int | None = None
+
+
 class AskOptions(TypedDict, total=False):
     """Options of a question; whatever is absent or None is the server's default.
 
     `history` are earlier turns, oldest first, ending with the model's (see `Answer.turns`).
-    `visual_budget` is the share of visual tokens that the sparse drafter keeps, 0 to 1.
-    `explain` asks for the origin and the text of every token.
+    `visual_budget` is the share of visual tokens that the drafter keeps, 0 to 1.
+    `explain` asks for the origin and the text of every token, and for what the policy knew about it.
+    `conversation` is an id of yours under which the server keeps the turns, so that no history has to be sent;
+    `keep_turns` forgets the later ones first, `branch_of` begins with the turns of another conversation.
     `timeout_s` bounds the whole call; when it passes: DeadlineExceeded.
     """
 
@@ -121,18 +204,41 @@ class AskOptions(TypedDict, total=False):
     num_draft_tokens: int | None
     visual_budget: float | None
     selection: Selection | None
+    acceptance: Acceptance | None
     explain: bool
+    conversation: str | None
+    keep_turns: int | None
+    branch_of: str | None
     timeout_s: float | None
 
 
 @dataclass(frozen=True)
+class TokenDetail:
+    """What is known about a token of an answer; None is not measured, or not so.
+
+    `target_token_id` is what the verifier would have chosen, where it is another; `draft_token_id` what was drafted and
+    rejected. Their texts are those of the tokens on their own.
+    """
+
+    round: int
+    relevance: float | None
+    entropy: float | None
+    log_probability: float | None
+    target_token_id: int | None
+    target_text: str
+    draft_token_id: int | None
+    draft_text: str
+
+
+@dataclass(frozen=True)
 class Delta:
-    """More of an answer: append `text`. `origins` and `token_texts` go with `token_ids` if `explain` was asked."""
+    """More of an answer: append `text`. The rest goes with `token_ids`, one each, if `explain` was asked."""
 
     text: str
     token_ids: tuple[int, ...]
     origins: tuple[Origin, ...] = ()
     token_texts: tuple[str, ...] = ()
+    details: tuple[TokenDetail, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -146,6 +252,7 @@ class AnswerStats:
     num_accepted_tokens: int
     num_accepted_tokens_per_pos: tuple[int, ...]
     num_loose_tokens: int
+    num_salvaged_tokens: int
     time_to_first_token_ms: float
     prefill_ms: float
     draft_ms: float
@@ -153,6 +260,7 @@ class AnswerStats:
     overhead_ms: float
     decode_ms: float
     round_overhead_ms: tuple[float, ...]
+    num_rounds_per_draft_length: tuple[int, ...] = ()
 
     @property
     def accepted_per_round(self) -> float | None:
@@ -170,14 +278,19 @@ class Answer:
     token_ids: tuple[int, ...]
     origins: tuple[Origin, ...]
     token_texts: tuple[str, ...]
+    details: tuple[TokenDetail, ...]
     finish_reason: FinishReason
     guarantee: Guarantee
+    policy: Policy
+    loose_positions: tuple[int, ...]
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
     stats: AnswerStats
     seed: int | None
     notes: tuple[str, ...]
+    fetch: ContextFetch | None = None
+    num_conversation_turns: int = 0
 
     @property
     def turns(self) -> tuple[Turn, Turn]:
@@ -204,6 +317,18 @@ class ServerLimits:
     default_num_draft_tokens: int
     default_visual_budget: float
     default_fps: float
+    adapts_draft_length: bool = False
+
+
+@dataclass(frozen=True)
+class RelevanceInfo:
+    """How the model's relevance is measured."""
+
+    layer: int
+    at_predicting: bool
+    is_centred: bool
+    num_nearest: int
+    quantiles: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -221,3 +346,12 @@ class ServerInfo:
     pool_bytes: int
     pool_used_bytes: int
     limits: ServerLimits
+    draft_modes: tuple[DraftMode, ...]
+    default_policy: Policy
+    allowed_policies: tuple[Policy, ...]
+    max_lambda: float
+    relevance: RelevanceInfo | None
+    num_verifiers: int = 1
+    registry: str = "memory"
+    has_cold_tier: bool = False
+    context_counters: Mapping[str, int] = field(default_factory=dict)

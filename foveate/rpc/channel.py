@@ -6,6 +6,9 @@ import json
 
 import grpc
 
+from foveate.rpc.security import ClientTls
+from foveate.telemetry.rpc import CarryingInterceptor, Metadata, TracedChannel
+
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 CHUNK_BYTES = 1024 * 1024
 
@@ -51,6 +54,28 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
 )
 
 
-def open_channel(target: str) -> grpc.aio.Channel:
-    """Opens a plaintext channel to `target` ("host:port" or "unix:/path"); connecting happens on the first call."""
-    return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+def open_channel(target: str, tls: ClientTls | None = None, *, api_key: str | None = None) -> grpc.aio.Channel:
+    """Opens a channel to `target` ("host:port" or "unix:/path"), plaintext without `tls`.
+
+    Connecting happens on the first call. Calls carry the key, and the trace they are made in. Raises OSError when a TLS
+    file cannot be read.
+    """
+    if tls is None:
+        bare = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+    else:
+        bare = grpc.aio.secure_channel(target, tls.credentials(), options=(*CHANNEL_OPTIONS, *tls.options()))
+    return TracedChannel(bare, _key_metadata(api_key))
+
+
+def open_sync_channel(target: str, tls: ClientTls | None = None, *, api_key: str | None = None) -> grpc.Channel:
+    """Opens a channel of gRPC's sync API; otherwise as `open_channel`."""
+    if tls is None:
+        bare = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+    else:
+        bare = grpc.secure_channel(target, tls.credentials(), options=(*CHANNEL_OPTIONS, *tls.options()))
+    carrying: grpc.Channel = grpc.intercept_channel(bare, CarryingInterceptor(_key_metadata(api_key)))
+    return carrying
+
+
+def _key_metadata(api_key: str | None) -> Metadata:
+    return (("authorization", f"Bearer {api_key}"),) if api_key else ()

@@ -4,6 +4,7 @@ FoveateError
 ├── InvalidArgument      INVALID_ARGUMENT     the caller must change the request (BadRequest field violations)
 ├── NotFound             NOT_FOUND            name the resource again or create it (ResourceInfo)
 ├── FailedPrecondition   FAILED_PRECONDITION  the state does not allow it; retrying the same call will not help
+├── Unauthenticated      UNAUTHENTICATED      the call's API key is missing or unknown
 ├── ResourceExhausted    RESOURCE_EXHAUSTED   a limit was reached; with retry_after_s (RetryInfo) it may pass
 ├── DeadlineExceeded     DEADLINE_EXCEEDED    the caller's deadline passed
 ├── Cancelled            CANCELLED            the caller went away
@@ -23,6 +24,15 @@ from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 DOMAIN = "foveate"
+
+# How gRPC says that a connection ended under a call, when TLS found a changed byte for example; as if nobody knew why.
+_BROKEN_STREAM = "Stream removed"
+_RECONNECT_S = 0.1
+# What grpc.aio makes of a call whose peer ended it while a message was being written here: the peer's status is lost.
+_LOST_STATUS = "Internal error from Core"
+
+# The reason of an error that stands for a status that was lost; asked again, the peer says it again.
+STATUS_LOST = "STATUS_LOST"
 
 # Where google.rpc.Status travels (gRPC's own convention, the same in every language).
 _STATUS_DETAILS_KEY = "grpc-status-details-bin"
@@ -105,6 +115,13 @@ class FailedPrecondition(FoveateError):
     default_reason = "FAILED_PRECONDITION"
 
 
+class Unauthenticated(FoveateError):
+    """Who calls is not known."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+    default_reason = "UNAUTHENTICATED"
+
+
 class ResourceExhausted(FoveateError):
     """A limit was reached; `metadata` names need and limit."""
 
@@ -146,6 +163,7 @@ _BY_CODE: dict[grpc.StatusCode, type[FoveateError]] = {
         InvalidArgument,
         NotFound,
         FailedPrecondition,
+        Unauthenticated,
         ResourceExhausted,
         DeadlineExceeded,
         Cancelled,
@@ -155,6 +173,9 @@ _BY_CODE: dict[grpc.StatusCode, type[FoveateError]] = {
 }
 
 
+_BY_NUMBER = {code.value[0]: kind for code, kind in _BY_CODE.items()}
+
+
 def invalid(field_path: str, description: str) -> InvalidArgument:
     """Returns the error of one wrong field."""
     return InvalidArgument(f"{field_path}: {description}", violations=(FieldViolation(field_path, description),))
@@ -162,12 +183,21 @@ def invalid(field_path: str, description: str) -> InvalidArgument:
 
 def from_rpc_error(error: grpc.RpcError) -> FoveateError:
     """Returns the error a peer raised, with its details; a peer without details still maps to the right class."""
+    status = _status_of(error)
+    if status is not None:
+        return from_status(status)
     code = error.code() if isinstance(error, grpc.Call | grpc.aio.AioRpcError) else grpc.StatusCode.UNKNOWN
     message = (error.details() if isinstance(error, grpc.Call | grpc.aio.AioRpcError) else None) or code.name
-    kind = _BY_CODE.get(code, Internal)
-    status = _status_of(error)
-    if status is None:
-        return kind(message)
+    if code is grpc.StatusCode.UNKNOWN and message.startswith(_BROKEN_STREAM):
+        return Unavailable("the connection broke", reason="CONNECTION_LOST", retry_after_s=_RECONNECT_S)
+    if code is grpc.StatusCode.INTERNAL and message == _LOST_STATUS:
+        return Unavailable("the call ended, and why was lost", reason=STATUS_LOST, retry_after_s=_RECONNECT_S)
+    return _BY_CODE.get(code, Internal)(message)
+
+
+def from_status(status: status_pb2.Status) -> FoveateError:
+    """Returns the error that `to_status` was called on; an unknown code is Internal."""
+    kind = _BY_NUMBER.get(status.code, Internal)
     info, bad, resource, retry = (
         error_details_pb2.ErrorInfo(),
         error_details_pb2.BadRequest(),

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
-from foveate.rpc.errors import Cancelled, FoveateError, Internal, from_rpc_error
+from foveate.rpc.errors import Cancelled, FoveateError, Internal, InvalidArgument, from_rpc_error
+from foveate.rpc.wrapping import Continuation, Handler, ServicerContext, responses_of, rewrapped
 
 logger = logging.getLogger(__name__)
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ErrorMappingInterceptor(grpc.aio.ServerInterceptor):
@@ -24,33 +25,54 @@ class ErrorMappingInterceptor(grpc.aio.ServerInterceptor):
     """
 
     async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler | None:
         handler = await continuation(handler_call_details)
         if handler is None:  # unknown method: grpc answers UNIMPLEMENTED
             return handler
         method = str(handler_call_details.method)
-        wrap: Any = _streaming if handler.response_streaming else _unary
-        make, inner = _ARITIES[handler.request_streaming, handler.response_streaming]
-        behaviour = wrap(getattr(handler, inner), method)
-        mapped: grpc.RpcMethodHandler[Any, Any] = make(
-            behaviour, handler.request_deserializer, handler.response_serializer
+        readable = _well_formed(handler)
+        return rewrapped(
+            readable, unary=lambda inner: _unary(inner, method), streaming=lambda inner: _streaming(inner, method)
         )
-        return mapped
 
 
-_ARITIES: dict[tuple[bool, bool], tuple[Any, str]] = {
-    (False, False): (grpc.unary_unary_rpc_method_handler, "unary_unary"),
-    (False, True): (grpc.unary_stream_rpc_method_handler, "unary_stream"),
-    (True, False): (grpc.stream_unary_rpc_method_handler, "stream_unary"),
-    (True, True): (grpc.stream_stream_rpc_method_handler, "stream_stream"),
-}
+@dataclass(frozen=True)
+class _Malformed:
+    """Stands for a request whose bytes are no message; gRPC itself would answer INTERNAL."""
 
 
-def _unary(inner: Any, method: str) -> Callable[[Any, Context], Awaitable[Any]]:
-    async def call(request: Any, context: Context) -> Any:
+def _well_formed(handler: Handler) -> Handler:
+    """Returns `handler` reading requests so that malformed ones raise InvalidArgument inside of it."""
+    deserialize = handler.request_deserializer
+
+    def read(data: bytes) -> Any:
+        try:
+            return data if deserialize is None else deserialize(data)
+        except DecodeError:
+            return _Malformed()
+
+    def checked(inner: Any) -> Any:
+        if handler.request_streaming:
+            return lambda requests, context: inner(_each_checked(requests), context)
+        return lambda request, context: inner(_checked(request), context)
+
+    return rewrapped(handler, unary=checked, streaming=checked, deserializer=read)
+
+
+def _checked(request: Any) -> Any:
+    if isinstance(request, _Malformed):
+        raise InvalidArgument("the request is no message of its type", reason="MALFORMED_MESSAGE")
+    return request
+
+
+async def _each_checked(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _checked(request)
+
+
+def _unary(inner: Any, method: str) -> Callable[[Any, ServicerContext], Awaitable[Any]]:
+    async def call(request: Any, context: ServicerContext) -> Any:
         try:
             return await inner(request, context)
         except BaseException as error:
@@ -59,14 +81,10 @@ def _unary(inner: Any, method: str) -> Callable[[Any, Context], Awaitable[Any]]:
     return call
 
 
-def _streaming(inner: Any, method: str) -> Callable[[Any, Context], AsyncIterator[Any]]:
-    async def call(request: Any, context: Context) -> AsyncIterator[Any]:
+def _streaming(inner: Any, method: str) -> Callable[[Any, ServicerContext], AsyncIterator[Any]]:
+    async def call(request: Any, context: ServicerContext) -> AsyncIterator[Any]:
         try:
-            result = inner(request, context)
-            if not hasattr(result, "__aiter__"):  # a handler that reads and writes by itself
-                await result
-                return
-            async for response in result:
+            async for response in responses_of(inner, request, context):
                 yield response
         except GeneratorExit:
             raise
@@ -76,7 +94,7 @@ def _streaming(inner: Any, method: str) -> Callable[[Any, Context], AsyncIterato
     return call
 
 
-async def _abort(context: Context, error: BaseException, method: str) -> None:
+async def _abort(context: ServicerContext, error: BaseException, method: str) -> None:
     if isinstance(error, asyncio.CancelledError | grpc.aio.AbortError | KeyboardInterrupt | SystemExit):
         raise error
     mapped = _map(error, method)

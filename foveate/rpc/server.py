@@ -15,6 +15,9 @@ from grpc_reflection.v1alpha import reflection
 
 from foveate.rpc.channel import MAX_MESSAGE_BYTES
 from foveate.rpc.interceptors import ErrorMappingInterceptor
+from foveate.rpc.security import ServerTls
+from foveate.telemetry.rpc import TracingInterceptor
+from foveate.telemetry.spans import SpanMaker
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +29,9 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
+    # A caller whose connection is half-open answers no ping: what its calls hold is freed after 50 s, not after hours.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.so_reuseport", 0),
 )
 
@@ -41,14 +47,23 @@ class ServiceRegistration:
 class Server:
     """A gRPC server whose services report NOT_SERVING until `set_serving(True)` and drain on `stop`.
 
-    Raises OSError when it cannot listen on `address`.
+    Raises OSError when it cannot listen on `address` or cannot read the files of `tls`.
     """
 
     def __init__(
-        self, registrations: Sequence[ServiceRegistration], *, address: str, use_reflection: bool = True
+        self,
+        registrations: Sequence[ServiceRegistration],
+        *,
+        address: str,
+        use_reflection: bool = True,
+        tls: ServerTls | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
+        """`interceptors` run inside the tracing and the error mapping: what they raise is mapped and seen."""
         self._names = [registration.full_name for registration in registrations]
-        self._server = grpc.aio.server(interceptors=[ErrorMappingInterceptor()], options=SERVER_OPTIONS)
+        self._spans = SpanMaker()
+        chain = (TracingInterceptor(self._spans), ErrorMappingInterceptor(), *interceptors)
+        self._server = grpc.aio.server(interceptors=chain, options=SERVER_OPTIONS)
         for registration in registrations:
             registration.add_to(self._server)
         self._health = health.aio.HealthServicer()
@@ -56,7 +71,7 @@ class Server:
         if use_reflection:
             names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)
-        self.port = _bound(self._server, address)
+        self.port = _bound(self._server, address, tls)
 
     async def start(self) -> None:
         """Starts answering; every service, and the server as a whole (""), is NOT_SERVING."""
@@ -73,11 +88,14 @@ class Server:
         """Refuses new calls at once, lets running ones finish for `grace_s` seconds, then cancels them."""
         await self.set_serving(False)
         await self._server.stop(grace_s)
+        await self._spans.drain()
 
 
-def _bound(server: grpc.aio.Server, address: str) -> int:
+def _bound(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> int:
     # Returns the port. gRPC's own words end with a debugging hint that helps nobody.
     try:
+        if tls is not None:
+            return server.add_secure_port(address, tls.credentials())
         return server.add_insecure_port(address)
     except RuntimeError as error:
         raise OSError(f"cannot listen on {address}") from error

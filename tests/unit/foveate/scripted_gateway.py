@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
-from foveate.rpc.errors import InvalidArgument, NotFound, ResourceExhausted, invalid
+from foveate.rpc.errors import InvalidArgument, NotFound, ResourceExhausted, Unavailable, invalid
 from foveate.rpc.server import Server, ServiceRegistration, running
 from foveate.v1 import answers_pb2, answers_pb2_grpc, contexts_pb2, contexts_pb2_grpc
 
@@ -20,6 +20,10 @@ A, R, B, P = (
 )
 
 
+def _is_wanted(held: contexts_pb2.Context, state: int, media_sha256: str) -> bool:
+    return state in (0, held.state) and media_sha256 in ("", held.media_sha256)
+
+
 class ScriptedContexts(contexts_pb2_grpc.ContextServiceServicer):
     """Keeps uploads by hash; sees to it that chunks are in order and at most 1 MiB."""
 
@@ -27,16 +31,27 @@ class ScriptedContexts(contexts_pb2_grpc.ContextServiceServicer):
         self.held: dict[str, contexts_pb2.Context] = {}
         self.specs: list[contexts_pb2.ContextSpec] = []
         self.max_upload_bytes = 64 * 1024 * 1024
+        self.break_after_bytes: list[int] = []  # of each upload in turn: then the connection is lost
+        self.kept: dict[str, bytes] = {}
+        self.num_received_bytes = 0
 
     async def CreateContext(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
         data = b""
         async for request in request_iterator:
             if request.WhichOneof("payload") == "spec":
                 self._take_spec(request.spec)
+                data = self.kept.get(request.spec.request_id, b"")
+                if request.spec.request_id in self.kept:
+                    yield _progress(contexts_pb2.CONTEXT_STAGE_UPLOAD, len(data), request.spec.upload.total_bytes)
                 continue
             if request.chunk.write_offset != len(data) or len(request.chunk.data) > 2**20:
                 raise invalid("chunk.write_offset", f"must be {len(data)}")
             data += request.chunk.data
+            self.num_received_bytes += len(request.chunk.data)
+            if self.break_after_bytes and len(data) >= self.break_after_bytes[0]:
+                del self.break_after_bytes[0]
+                self.kept[self.specs[-1].request_id] = data
+                raise Unavailable("the verifier is not available", reason="VERIFIER_LOST")
             yield _progress(contexts_pb2.CONTEXT_STAGE_UPLOAD, len(data), self.specs[-1].upload.total_bytes)
         if data == b"slow":
             await asyncio.sleep(60)
@@ -60,12 +75,26 @@ class ScriptedContexts(contexts_pb2_grpc.ContextServiceServicer):
         return contexts_pb2.GetContextResponse(context=self._find(request.name))
 
     async def ListContexts(self, request: Any, context: Any) -> Any:
-        names = sorted(self.held)
+        wanted = (request.state, request.media_sha256)
+        names = sorted(name for name, held in self.held.items() if _is_wanted(held, *wanted))
         at = int(request.page_token or 0)
         next_token = str(at + 2) if at + 2 < len(names) else ""  # pages of two, whatever was asked
         return contexts_pb2.ListContextsResponse(
             contexts=[self.held[name] for name in names[at : at + 2]], next_page_token=next_token
         )
+
+    async def WatchContext(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        if request.request_id not in ("", "r1"):
+            raise NotFound("no such request", resource=("request", request.request_id))
+        yield contexts_pb2.WatchContextResponse(
+            progress=contexts_pb2.ContextProgress(stage=contexts_pb2.CONTEXT_STAGE_DECODE, done=1, total=4)
+        )
+        yield contexts_pb2.WatchContextResponse(context=_context(request.name or "contexts/watched"))
+
+    async def TouchContext(self, request: Any, context: Any) -> Any:
+        held = self._find(request.name)
+        held.pinned = request.pinned
+        return contexts_pb2.TouchContextResponse(context=held)
 
     async def DeleteContext(self, request: Any, context: Any) -> Any:
         del self.held[self._find(request.name).name]

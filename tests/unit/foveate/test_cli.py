@@ -162,8 +162,14 @@ def test_contexts_are_listed_shown_and_removed(gateway: ScriptedGateway, video: 
     name = json.loads(run("ask", video, "q", *server, "--json").stdout)["context"]["name"]
     assert name in run("contexts", "ls", *server).stdout
     assert json.loads(run("contexts", "ls", *server, "--json").stdout)["contexts"][0]["name"] == name
+    assert name not in run("contexts", "ls", *server, "--state", "cold").stdout
+    assert name not in run("contexts", "ls", *server, "--sha256", "ab" * 32).stdout
     assert "num_visual_tokens" in run("contexts", "show", name, *server).stdout
     assert json.loads(run("contexts", "show", name, *server, "--json").stdout)["num_visual_tokens"] == 36
+    assert json.loads(run("contexts", "pin", name, *server, "--json").stdout)["contexts"][0]["pinned"]
+    assert "pinned" in run("contexts", "ls", *server).stdout
+    assert "pinned" not in run("contexts", "pin", "--unpin", name, *server).stdout
+    assert "pinned" not in run("contexts", "ls", *server).stdout
     assert run("contexts", "rm", name.removeprefix("contexts/"), *server).exit_code == 0
     assert run("contexts", "show", name, *server).exit_code == 4
     assert run("contexts", "show", "videos/a", *server).exit_code == 3

@@ -16,6 +16,7 @@ import pytest
 
 from foveate.client import (
     Client,
+    ContextState,
     DraftMode,
     FinishReason,
     Guarantee,
@@ -35,7 +36,7 @@ from foveate.rpc.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from foveate.v1 import answers_pb2
+from foveate.v1 import answers_pb2, contexts_pb2
 from tests.unit.foveate.scripted_gateway import ScriptedGateway
 
 
@@ -105,6 +106,11 @@ def test_contexts_are_listed_over_pages_shown_and_deleted(gateway: ScriptedGatew
             client.get_context(made[0])
         assert caught.value.resource == ("context", made[0].name)
         assert len(client.list_contexts()) == 4
+        gateway.contexts.held[made[1].name].state = contexts_pb2.CONTEXT_STATE_COLD
+        gateway.contexts.held[made[2].name].media_sha256 = "ab" * 32
+        assert [context.name for context in client.list_contexts(state=ContextState.COLD)] == [made[1].name]
+        assert [context.name for context in client.list_contexts(media_sha256="ab" * 32)] == [made[2].name]
+        assert client.list_contexts(state=ContextState.COLD, media_sha256="ab" * 32) == []
 
 
 def test_every_option_is_sent(gateway: ScriptedGateway) -> None:

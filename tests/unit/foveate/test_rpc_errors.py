@@ -8,6 +8,7 @@ from grpc_status import rpc_status
 
 from foveate.rpc import errors
 from foveate.rpc.errors import (
+    STATUS_LOST,
     FieldViolation,
     FoveateError,
     InvalidArgument,
@@ -21,6 +22,7 @@ KINDS = [
     errors.InvalidArgument,
     errors.NotFound,
     errors.FailedPrecondition,
+    errors.Unauthenticated,
     errors.ResourceExhausted,
     errors.DeadlineExceeded,
     errors.Cancelled,
@@ -85,3 +87,22 @@ def test_it_can_be_raised_and_caught_by_the_root() -> None:
     with pytest.raises(FoveateError, match="later") as caught:
         raise Unavailable("later", retry_after_s=0.5)
     assert caught.value.retry_after_s == 0.5
+
+
+def test_a_connection_that_broke_under_a_call_may_be_tried_again() -> None:
+    details = "Stream removed (Unwrap failed (TSI_DATA_CORRUPTED))"
+    broken = grpc.aio.AioRpcError(grpc.StatusCode.UNKNOWN, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
+    error = from_rpc_error(broken)
+    assert isinstance(error, Unavailable)
+    assert (error.reason, bool(error.retry_after_s)) == ("CONNECTION_LOST", True)
+    other = grpc.aio.AioRpcError(grpc.StatusCode.UNKNOWN, grpc.aio.Metadata(), grpc.aio.Metadata(), details="a bug")
+    assert isinstance(from_rpc_error(other), errors.Internal)
+
+
+def test_a_status_that_was_lost_on_the_way_may_be_asked_for_again() -> None:
+    lost = grpc.aio.AioRpcError(
+        grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), details="Internal error from Core"
+    )
+    error = from_rpc_error(lost)
+    assert isinstance(error, Unavailable)
+    assert (error.reason, bool(error.retry_after_s)) == (STATUS_LOST, True)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import os
 import signal
 from pathlib import Path
 
 import pytest
 
-from foveate.rpc.process import FlagParser, log_to_stderr, positive, run_service, serve_loaded
+from foveate.rpc.process import FlagParser, positive, run_service, serve_loaded
 from foveate.rpc.server import Server
 
 
@@ -102,20 +100,3 @@ def test_variables_are_defaults_and_flags_win(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         parsed(["--help"], told)
     assert "how many (default 7); $FOVEATE_NUM_THINGS" in " ".join(capsys.readouterr().out.split())
-
-
-def test_logs_are_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    root = logging.getLogger()
-    before, root.handlers = (root.handlers, root.level), []
-    try:
-        log_to_stderr()
-        try:
-            raise ValueError("why")
-        except ValueError:
-            logging.getLogger("some.where").exception("it %s", "failed")
-    finally:
-        root.handlers, level = before
-        root.setLevel(level)
-    told = json.loads(capsys.readouterr().err)
-    assert (told["level"], told["logger"], told["message"]) == ("ERROR", "some.where", "it failed")
-    assert "ValueError: why" in told["exception"]
