@@ -108,7 +108,8 @@ def _print_setting(client: Client, context: Context, context_ms: float) -> None:
         Origin.BONUS: "verifier's bonus",
         Origin.PLAIN: "no draft",
     }
-    console.print(Text("tokens: ").append(Text(" · ").join(Text(legend[one], STYLES[one]) for one in Origin)), "\n")
+    listed = Text(" · ").join(Text(said, STYLES[one]) for one, said in legend.items())
+    console.print(Text("tokens: ").append(listed), "\n")
 
 
 def _ask(client: Client, context: Context, sample: Sample, number: int) -> Asked:

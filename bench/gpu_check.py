@@ -23,7 +23,6 @@ from engine.handle_proto import handle_from_proto, handle_to_proto
 from engine.kv_pool import KvPool, Slab
 from engine.kv_share import MappedPool
 from engine.loading import LoadedModel, load_model
-from engine.positions import text_positions
 from engine.runner import TextRunner
 from foveate.v1 import kv_pb2
 from tests.unit.engine.tiny_model import write_tiny_checkpoint
@@ -78,9 +77,9 @@ def steps(loaded: LoadedModel, pool: KvPool) -> dict[str, float]:
         keys.normal_()
         values.normal_()
         kv = KvView((keys, values), pool.views(thread), 40)
-        token_ids, positions = list(range(20, 20 + num_rows)), text_positions(context + 40, num_rows)
+        token_ids, position = list(range(20, 20 + num_rows)), context + 40
         taken = milliseconds(
-            lambda: runner.logits(runner.step(token_ids=token_ids, positions=positions, kv=kv)).argmax(-1).tolist()
+            lambda: runner.logits(runner.step(token_ids=token_ids, position=position, kv=kv)).argmax(-1).tolist()
         )
         pool.free(slab)
         pool.free(thread)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import statistics
 import tempfile
 import time
@@ -23,16 +22,13 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForImageTextToText
 
+from bench.long_videos import FPS, answer_len, num_frame_pairs, questions_about, stack_config
 from bench.report import CoreLoad, print_json, print_table, say
 from bench.transformers_decoding import decode_with_transformers
 from bench.world import Sample, held_out, validation, write_mp4
-from bench.world.questions import ask_caption, ask_describe
 from foveate.checkpoints import default_checkpoint
-from foveate.client import Answer, Client, Context, DraftMode, FinishReason
-from foveate.stack import Stack, StackConfig
-
-FPS = 4.0
-CELLS = 9
+from foveate.client import Answer, Client, Context, DraftMode
+from foveate.stack import Stack
 
 
 @dataclass
@@ -49,9 +45,7 @@ class Timing:
 
     def add(self, answer: Answer) -> None:
         self.decode_ms += answer.stats.decode_ms
-        # The end token is decoded too, though it is no output; the first token is there before the clock starts.
-        ended = answer.finish_reason == FinishReason.EOS
-        self.num_tokens += answer.num_output_tokens - 1 + int(ended)
+        self.num_tokens += answer_len(answer) - 1  # the first is there before the clock starts
         self.answers.append(answer)
 
 
@@ -86,13 +80,7 @@ def main() -> None:
     torch.set_num_threads(1)
     reference = AutoModelForImageTextToText.from_pretrained(arguments.model, dtype=torch.float32).eval()
     lengths = [int(part) for part in arguments.visual_tokens.split(",")]
-    config = StackConfig(
-        model=arguments.model,
-        pin=True,
-        num_threads=1,
-        pool_mib=1024,
-        extra_verifier_arguments=("--max-visual-tokens", "140000", "--max-frames", "40000"),
-    )
+    config = stack_config(arguments.model, pin=True)
     rows = []
     with (
         tempfile.TemporaryDirectory(prefix="foveate-bench-") as folder,
@@ -126,8 +114,8 @@ def _measure(
     arguments: argparse.Namespace,
 ) -> Row:
     pick = held_out if arguments.split == "held_out" else validation
-    sample: Sample = pick("describe", 0, num_frame_pairs=-(-num_visual_tokens // CELLS), brief=True)
-    questions = _questions(sample, arguments.questions)
+    sample: Sample = pick("describe", 0, num_frame_pairs=num_frame_pairs(num_visual_tokens), brief=True)
+    questions = questions_about(sample, arguments.questions)
     video = folder / "video.mp4"
     started_s = time.monotonic()
     write_mp4(sample.world, video, fps=FPS)
@@ -158,12 +146,6 @@ def _measure(
     os.sched_setaffinity(0, every_core)
     client.delete_context(context)
     return Row(context.num_visual_tokens, plain, std, ms_per_token, agrees, loads)
-
-
-def _questions(sample: Sample, num_questions: int) -> list[str]:
-    """A caption of the whole video, then descriptions of things in it."""
-    described = [ask_describe(random.Random(index), sample.world).question for index in range(num_questions - 1)]
-    return [ask_caption(random.Random(0), sample.world).question, *described]
 
 
 def _ask(client: Client, context: Context, question: str, draft: DraftMode, arguments: argparse.Namespace) -> Answer:

@@ -1,0 +1,8 @@
+"""Real processes, real Redis, real faults, answers under load.
+
+private     a mount namespace of its own: a /dev/shm and a disk that may be filled
+world       the services, killed and started again at the same addresses, with a proxy before each
+faults      everything that is done to them
+asking      clients that do what docs/clients.md says, and compare
+__main__    the run and its counts
+"""
