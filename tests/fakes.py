@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -104,9 +105,13 @@ class ToyModel:
 
 @dataclass
 class _Rows:
-    """A sequence as a service sees it: answer tokens by row, and the rounds that may come next."""
+    """A sequence as a service sees it: answer tokens by row, and the rounds that may come next.
+
+    `before` are tokens of the answer that were there when the sequence opened: part of its prompt.
+    """
 
     num_prompt_tokens: int
+    before: tuple[int, ...] = ()
     answer: list[int] = field(default_factory=list)
     round: int = 0
     low: int = 0
@@ -126,6 +131,10 @@ class _Rows:
         del self.answer[base_len - self.num_prompt_tokens :]
         self.answer.extend(token_ids)
         self.low = self.high = base_len + len(token_ids)
+
+    @property
+    def whole_answer(self) -> list[int]:
+        return [*self.before, *self.answer]
 
     def speculate(self, token_ids: Sequence[int]) -> None:
         """Appends tokens that the next round may take back."""
@@ -161,12 +170,18 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         self.model = model
         self.streams = Streams()
         self.opens: list[verifier_pb2.OpenSequence] = []
+        self.is_context_lossy = False
         self.room: int | None = None  # rows for the answer; None: as many as asked for
         self.max_thread_tokens = 2000
         self.delay_s = 0.0
         self.die_in_round = 0
+        self.die_in_open = False
+        self.prefills: list[verifier_pb2.PrefillRequest] = []
         self.hang_in_round = 0
+        self.is_silent = False  # takes calls, health checks too, and does not begin to answer them
         self.version = foveate.__version__
+        self.pool_id = "toy"
+        self.namespace = "here"  # of its shared memory
         self.contexts: dict[str, contexts_pb2.Context] = {}
         self.upload = bytearray()
         self.upload_gate: asyncio.Event | None = None  # a chunk is read only while it is set
@@ -181,6 +196,9 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         self.contexts[name] = context
         return context
 
+    def handle(self) -> kv_pb2.KvHandle:
+        return _handle(self.pool_id, self.namespace)
+
     async def GetVerifierInfo(self, request: Any, context: Any) -> verifier_pb2.GetVerifierInfoResponse:
         tokenizer_json = toy_tokenizer().to_str().encode()
         return verifier_pb2.GetVerifierInfoResponse(
@@ -189,7 +207,7 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             model_fingerprint="f" * 32,
             tokenizer_sha256=hashlib.sha256(tokenizer_json).hexdigest(),
             eos_token_ids=[toy_eos()],
-            kv_handle=_handle(),
+            kv_handle=self.handle(),
             device="cpu",
             deterministic=True,
             attention_kernel="toy",
@@ -202,6 +220,7 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
                 default_fps=2,
             ),
             pool_used_bytes=123,
+            relevance=answers_pb2.RelevanceInfo(layer=6, at_predicting=True, num_nearest=8, quantiles=(0.0, 0.5, 1.0)),
             num_sequences=self.streams.num_open,
         )
 
@@ -212,6 +231,7 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
 
     async def ListHeldContexts(self, request: Any, context: Any) -> verifier_pb2.ListHeldContextsResponse:
         held = sorted(self.contexts.values(), key=lambda one: -one.create_time.seconds)
+        held = [one for one in held if request.name in ("", one.name)]
         return verifier_pb2.ListHeldContextsResponse(contexts=held)
 
     async def ReleaseContext(self, request: Any, context: Any) -> verifier_pb2.ReleaseContextResponse:
@@ -219,10 +239,25 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             raise NotFound(f"{request.name} is not held", resource=("context", request.name))
         return verifier_pb2.ReleaseContextResponse()
 
+    async def TouchHeldContext(self, request: Any, context: Any) -> verifier_pb2.TouchHeldContextResponse:
+        if request.name not in self.contexts:
+            raise NotFound(f"{request.name} is not held", resource=("context", request.name))
+        self.contexts[request.name].pinned = request.pinned
+        return verifier_pb2.TouchHeldContextResponse(context=self.contexts[request.name])
+
+    async def WatchPrefill(self, request: Any, context: Any) -> AsyncIterator[verifier_pb2.WatchPrefillResponse]:
+        if request.request_id not in [one.spec.request_id for one in self.prefills]:
+            raise NotFound("no such request", resource=("request", request.request_id))
+        progress = contexts_pb2.ContextProgress(stage=contexts_pb2.CONTEXT_STAGE_PREFILL, done=1, total=1)
+        yield verifier_pb2.WatchPrefillResponse(progress=progress)
+        yield verifier_pb2.WatchPrefillResponse(context=next(iter(self.contexts.values())))
+
     async def Prefill(self, requests: Any, context: Any) -> AsyncIterator[verifier_pb2.PrefillResponse]:
         self.upload.clear()
         with self.streams.stream():
             async for request in requests:
+                if request.WhichOneof("payload") == "spec":
+                    self.prefills.append(request)
                 if request.WhichOneof("payload") == "chunk":
                     if self.upload_gate is not None:
                         await self.upload_gate.wait()
@@ -235,20 +270,22 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             reused = name in self.contexts
             made = self.contexts.get(name) or self.add_context(name, seconds=100 + len(self.contexts))
             made.reused = reused
-            yield verifier_pb2.PrefillResponse(context=made)
+            yield verifier_pb2.PrefillResponse(context=made, holder_pool_id=self.pool_id)
 
     async def Verify(self, requests: Any, context: Any) -> AsyncIterator[verifier_pb2.VerifyResponse]:
         with self.streams.stream():
-            rows, capacity = _Rows(0), 0
+            rows, capacity, signals = _Rows(0), 0, verifier_pb2.Signals()
             async for request in requests:
                 reply = verifier_pb2.VerifyResponse(request_id=request.request_id)
                 if request.WhichOneof("payload") == "open":
                     reply.opened.CopyFrom(self._open(request.open))
-                    rows = _Rows(reply.opened.num_prompt_tokens)
+                    rows = _Rows(reply.opened.num_prompt_tokens, tuple(request.open.answer_token_ids))
                     capacity = reply.opened.thread.capacity + NUM_CONTEXT_TOKENS
+                    signals = request.open.signals
                 else:
                     await self._trouble(request.round.round)
                     reply.verified.CopyFrom(self._verify(rows, capacity, request.round))
+                    _measure(reply.verified, signals, len(request.round.draft_token_ids))
                 yield reply
 
     async def _trouble(self, number: int) -> None:
@@ -261,6 +298,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
 
     def _open(self, request: verifier_pb2.OpenSequence) -> verifier_pb2.SequenceOpened:
         self.opens.append(request)
+        if self.die_in_open:
+            raise Unavailable("the verifier dies")
         if request.context not in self.contexts:
             raise NotFound(f"{request.context} is not held", resource=("context", request.context))
         prompt = encode(PROMPT_TEXT)
@@ -269,19 +308,20 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             raise ResourceExhausted("the prompt does not fit", reason="THREAD_TOO_LONG")
         return verifier_pb2.SequenceOpened(
             sequence_id=f"s{self.streams.num_opened}",
-            kv_handle=_handle(),
+            kv_handle=self.handle(),
             context=kv_pb2.KvSlab(offset_bytes=4096, capacity=NUM_CONTEXT_TOKENS),
-            thread=kv_pb2.KvSlab(offset_bytes=8192, capacity=len(prompt) + room),
+            thread=kv_pb2.KvSlab(offset_bytes=8192, capacity=len(prompt) + len(request.answer_token_ids) + room),
             selection=kv_pb2.KvSelection(offset_bytes=16384, num_selected=4)
             if request.HasField("visual_budget")
             else None,
             num_context_tokens=NUM_CONTEXT_TOKENS,
-            num_prompt_tokens=NUM_CONTEXT_TOKENS + len(prompt),
+            num_prompt_tokens=NUM_CONTEXT_TOKENS + len(prompt) + len(request.answer_token_ids),
             visual_spans=[kv_pb2.VisualSpan(start=2, num_tokens=16)],
             position_delta=-3,
-            first_token_id=self.model.next(()),
+            first_token_id=self.model.next(request.answer_token_ids),
             prompt_token_ids=prompt,
             prefill_us=1500,
+            lossy_context=self.is_context_lossy,
         )
 
     def _verify(self, rows: _Rows, capacity: int, request: verifier_pb2.VerifyRound) -> verifier_pb2.RoundVerified:
@@ -289,14 +329,26 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         rows.advance(request.round, request.base_len, request.token_ids)
         if request.base_len + len(request.token_ids) + len(request.draft_token_ids) > capacity:
             raise ResourceExhausted("the draft does not fit in the thread")
-        targets = [self.model.next(rows.answer)]
+        targets = [self.model.next(rows.whole_answer)]
         for token_id in request.draft_token_ids:
             rows.speculate([token_id])
-            targets.append(self.model.next(rows.answer))
+            targets.append(self.model.next(rows.whole_answer))
         rows.high = rows.low + len(request.draft_token_ids)
         return verifier_pb2.RoundVerified(
             round=request.round, base_len=request.base_len, target_token_ids=targets, model_us=200
         )
+
+
+def _measure(verified: verifier_pb2.RoundVerified, signals: verifier_pb2.Signals, num_drafts: int) -> None:
+    """Adds what was asked for: relevance falls along the draft, the target doubts every other place."""
+    places = range(num_drafts + 1)
+    if signals.relevance:
+        verified.relevance.extend(1 - 0.05 * place for place in places)
+    if signals.entropy:
+        verified.entropy.extend(float(place % 2) for place in places)
+    if signals.log_probabilities:
+        verified.draft_log_probabilities.extend(-2.0 for _ in range(num_drafts))
+        verified.target_log_probabilities.extend(-0.5 for _ in places)
 
 
 Fault = Callable[[drafter_pb2.DraftRequest, drafter_pb2.DraftResponse], AsyncIterator[drafter_pb2.DraftResponse]]
@@ -314,15 +366,31 @@ class FakeDrafter(drafter_pb2_grpc.DrafterServiceServicer):
         self.fault_from_round = 1
         self.open_error: Exception | None = None
         self.hang_open = False
+        self.version = foveate.__version__
         self.model_fingerprint = "f" * 32
+        self.tokenizer_sha256 = hashlib.sha256(toy_tokenizer().to_str().encode()).hexdigest()
+        self.layout = kv_pb2.KvLayout()
+        self.modes = [answers_pb2.DRAFT_MODE_SPARSE]
+        self.namespace = "here"
 
     async def GetDrafterInfo(self, request: Any, context: Any) -> drafter_pb2.GetDrafterInfoResponse:
         return drafter_pb2.GetDrafterInfoResponse(
-            version=foveate.__version__,
+            version=self.version,
             model="toy",
             model_fingerprint=self.model_fingerprint,
             device="cpu",
+            shm_namespace_id=self.namespace,
             max_draft_tokens=16,
+            kinds=[
+                drafter_pb2.DrafterKind(
+                    mode=mode,
+                    model="toy",
+                    model_fingerprint=self.model_fingerprint,
+                    tokenizer_sha256=self.tokenizer_sha256,
+                    layout=self.layout,
+                )
+                for mode in self.modes
+            ],
         )
 
     async def Draft(self, requests: Any, context: Any) -> AsyncIterator[drafter_pb2.DraftResponse]:
@@ -347,6 +415,8 @@ class FakeDrafter(drafter_pb2_grpc.DrafterServiceServicer):
         self.opens.append(request)
         if self.open_error is not None:
             raise self.open_error
+        if request.kv_handle.shm.namespace_id != self.namespace:
+            raise FailedPrecondition("the pool lies in the shared memory of another host", reason="KV_NOT_SHARED")
         if self.hang_open:
             await asyncio.Event().wait()
 
@@ -365,9 +435,12 @@ class FakeDrafter(drafter_pb2_grpc.DrafterServiceServicer):
         )
 
 
-def _handle() -> kv_pb2.KvHandle:
+def _handle(pool_id: str, namespace: str) -> kv_pb2.KvHandle:
     return kv_pb2.KvHandle(
-        pool_id="toy", epoch=1, pool_bytes=1 << 20, shm=kv_pb2.ShmSegment(path="/dev/shm/none", namespace_id="none")
+        pool_id=pool_id,
+        epoch=1,
+        pool_bytes=1 << 20,
+        shm=kv_pb2.ShmSegment(path="/dev/shm/none", namespace_id=namespace),
     )
 
 
@@ -412,12 +485,25 @@ async def ask(stack: Stack, question: str = PROMPT_TEXT, *, timeout_s: float | N
     )
 
 
+class _Silence(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    def __init__(self, verifier: FakeVerifier) -> None:
+        self._verifier = verifier
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        while self._verifier.is_silent:  # noqa: ASYNC110 - a switch of the test's
+            await asyncio.sleep(0.01)
+        return await continuation(details)
+
+
 @contextlib.asynccontextmanager
 async def serving_verifier(verifier: FakeVerifier, address: str = "127.0.0.1:0") -> AsyncIterator[Server]:
     """Serves a fake verifier; SERVING."""
     add = functools.partial(verifier_pb2_grpc.add_VerifierServiceServicer_to_server, verifier)
     async with running(
-        Server([ServiceRegistration("foveate.v1.VerifierService", add)], address=address), grace_s=0
+        Server(
+            [ServiceRegistration("foveate.v1.VerifierService", add)], address=address, interceptors=[_Silence(verifier)]
+        ),
+        grace_s=0,
     ) as s:
         await s.set_serving(True)
         yield s
@@ -458,7 +544,7 @@ async def running_stack(
             verifier=f"127.0.0.1:{verifier_server.port}",
             drafter=f"127.0.0.1:{drafter_server.port}" if with_drafter else None,
             health_interval_s=0.05,
-            **settings,
+            **{"adapts_draft_length": False, **settings},  # else the rounds would depend on the clock
         )
         async with serving_gateway(verifier, drafter, config) as stack:
             await until(lambda: is_ready(stack.backends) and stack.backends.drafters.is_ready == with_drafter)

@@ -67,6 +67,25 @@ async def test_drafts_never_change_the_answer(agreement: float, num_draft_tokens
         assert 0 < acceptance < 1
 
 
+@pytest.mark.parametrize("agreement", [0.0, 0.5, 1.0])
+async def test_a_length_that_adapts_never_changes_the_answer(agreement: float) -> None:
+    drafter = FakeDrafter(MODEL, agreement=agreement)
+    async with running_stack(FakeVerifier(MODEL), drafter, adapts_draft_length=True) as stack:
+        answer = await ask(stack)
+    assert answer.token_ids == MODEL.answer(1000)
+    stats = answer.finished.stats
+    # The drafter checks that rounds follow each other: it is asked again after rounds without it.
+    assert (stats.draft_mode, list(answer.finished.notes)) == (answers_pb2.DRAFT_MODE_SPARSE, [])
+    by_length = dict(enumerate(stats.num_rounds_per_draft_length))
+    assert sum(by_length.values()) == stats.num_rounds
+    assert sum(length * number for length, number in by_length.items()) == stats.num_draft_tokens
+    assert drafter.streams.num_rounds == stats.num_draft_rounds
+    if agreement == 0.0:
+        assert by_length[0] > stats.num_rounds / 2
+    if agreement == 1.0:
+        assert max(by_length) > 5
+
+
 async def test_off_makes_no_draft_call() -> None:
     verifier, drafter = FakeVerifier(MODEL), FakeDrafter(MODEL)
     async with running_stack(verifier, drafter) as stack:

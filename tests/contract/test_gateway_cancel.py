@@ -127,7 +127,7 @@ async def test_health_follows_the_verifier() -> None:
                 await first.stop(0)
                 await becomes(NOT_SERVING)
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await ask(stack)
+                    await ask(stack, timeout_s=0.5)
                 assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
                 async with serving_verifier(verifier, f"127.0.0.1:{port}"):
                     await becomes(SERVING)

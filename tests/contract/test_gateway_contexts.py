@@ -146,3 +146,19 @@ async def test_malformed_names_and_sizes(stack: Stack) -> None:
     assert await fails(stack.contexts.GetContext(contexts_pb2.GetContextRequest(name="a/b"))) == invalid
     assert await fails(stack.contexts.DeleteContext(contexts_pb2.DeleteContextRequest(name=""))) == invalid
     assert await fails(stack.contexts.ListContexts(contexts_pb2.ListContextsRequest(page_size=1001))) == invalid
+
+
+async def test_20_mb_go_through_in_chunks_and_what_is_over_the_limit_hears_the_number() -> None:
+    """Case G3."""
+    verifier = FakeVerifier(MODEL)
+    verifier.max_upload_bytes = 20_000_000
+    data = bytes(20_000_000)
+    chunks = [chunk(start, data[start : start + MIB]) for start in range(0, len(data), MIB)]
+    async with running_stack(verifier, FakeDrafter(MODEL)) as stack:
+        responses = await create(stack, upload_spec(), *chunks)
+        assert responses[-1].HasField("context")
+        assert verifier.upload == data
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await create(stack, upload_spec(20_000_001))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "20000000" in (caught.value.details() or "")

@@ -233,7 +233,7 @@ async def test_a_drafter_comes_and_goes() -> None:
     async with running_stack(verifier, drafter) as stack:
         drafters = stack.backends.drafters
         assert (await ask(stack)).finished.stats.draft_mode == answers_pb2.DRAFT_MODE_SPARSE
-        drafters.is_ready = False
+        drafters.peers[0].is_ready = False
         gone = await ask(stack)
         assert "no drafter is reachable" in gone.finished.notes[0]
         assert gone.text == TEXT

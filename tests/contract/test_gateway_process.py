@@ -93,7 +93,8 @@ async def test_a_running_answer_is_finished_before_the_process_ends(number: sign
         assert await asyncio.wait_for(process.wait(), 5) == 0
         stderr = (await process.stderr.read()).decode()
         assert "Traceback" not in stderr
-        assert json.loads(stderr.splitlines()[-1])["message"] == f"stopping on {number.name}"
+        messages = [json.loads(line)["message"] for line in stderr.splitlines()]
+        assert messages[-2:] == [f"stopping on {number.name}", "answered"]
         await until(lambda: verifier.streams.num_open == drafter.streams.num_open == 0)
 
 

@@ -15,14 +15,14 @@ from foveate.stack import Stack, StackConfig
 from tests.e2e.support import FPS, MAX_THREAD_TOKENS, POOL_MIB, Services, wait_until
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def model() -> Path:
     """The checkpoint under test; FOVEATE_TEST_MODEL names another one."""
     named = os.environ.get("FOVEATE_TEST_MODEL")
     return Path(named) if named else default_checkpoint()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The media root of the stack: clip.mp4 (12 s), other.mp4, long.mp4."""
     root = tmp_path_factory.mktemp("media")
@@ -31,12 +31,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def video(folder: Path) -> Path:
     return folder / "clip.mp4"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack(model: Path, folder: Path) -> Iterator[Stack]:
     config = StackConfig(
         model=model,

@@ -69,6 +69,13 @@ def test_the_whole_budget_is_accepted_whole(client: Client, context: Context) ->
     assert stats.num_accepted_tokens >= 0.8 * (stats.num_draft_tokens - 4)
 
 
+def test_a_length_that_adapts_is_told(client: Client, context: Context) -> None:
+    plain = client.ask(context, QUESTIONS[0], draft=DraftMode.OFF)
+    drafted = client.ask(context, QUESTIONS[0], visual_budget=0.0, temperature=0.0)
+    assert (drafted.text, drafted.stats.draft_mode, drafted.notes) == (plain.text, DraftMode.SPARSE, ())
+    assert sum(drafted.stats.num_rounds_per_draft_length) == drafted.stats.num_rounds
+
+
 def test_a_seed_gives_one_answer_alone_and_in_company(client: Client, context: Context, stack: Stack) -> None:
     alone = [client.ask(context, QUESTIONS[0], temperature=1.0, seed=42).token_ids for _ in range(2)]
 
