@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.placement import DeviceMap
 from foveate.rpc.serving import ServingConfig
 
 
@@ -20,6 +21,8 @@ class DrafterConfig:
     address: str = "127.0.0.1:0"
     device: str = "cpu"
     dtype: str = "float32"
+    # Spreads the verifier's model over devices, as VerifierConfig's.
+    device_map: DeviceMap | None = None
     num_threads: int = 1
     # Folder of the compiled CPU kernel; None runs steps on PyTorch's kernels.
     kernel_cache: Path | None = None

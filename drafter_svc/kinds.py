@@ -33,7 +33,13 @@ class SharedModel:
         """Loads it without its vision tower; None when there is none. Raises ModelError."""
         if config.model_path is None:
             return None
-        loaded = load_model(config.model_path, device=config.device, dtype=config.dtype, load_vision=False)
+        loaded = load_model(
+            config.model_path,
+            device=config.device,
+            dtype=config.dtype,
+            load_vision=False,
+            device_map=config.device_map,
+        )
         num_layers = config.layerskip_layers or max(1, loaded.layout.num_layers // 2)
         try:
             short = early_exit(loaded, num_layers)
@@ -76,7 +82,11 @@ class SmallModel:
             return None
         loaded = load_model(config.small_model_path, device=config.device, dtype=config.dtype)
         runner = TextRunner(loaded, kernel_cache=config.kernel_cache)
-        return cls(loaded, runner, VideoFeatures(loaded), patches_digest(loaded.processor.video_processor))
+        try:
+            digest = patches_digest(loaded.family.frames(loaded.processor.video_processor))
+        except ValueError as error:
+            raise ModelError(f"--small-model: {error}") from error
+        return cls(loaded, runner, VideoFeatures(loaded), digest)
 
     def check(self, spec: SequenceSpec) -> None:
         """Raises FailedPrecondition (MODEL_MISMATCH) when the verifier's patches are not this model's."""

@@ -15,6 +15,7 @@ from drafter_svc.servicer import DrafterServicer
 from engine.device_thread import DeviceThread
 from engine.loading import ModelError
 from engine.native.build import user_cache
+from engine.placement import device_map_flag
 from foveate.rpc.process import FlagParser, positive, run_service, say_failure, serve_loaded
 from foveate.rpc.server import Server, ServiceRegistration
 from foveate.rpc.serving import add_serving_flags, serving_config
@@ -35,6 +36,7 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Dr
         address=flags.address,
         device=flags.device,
         dtype=flags.dtype,
+        device_map=flags.device_map,
         num_threads=flags.threads,
         kernel_cache=flags.kernel_cache,
         serving=serving_config("drafter", flags, flags.address, environment),
@@ -52,7 +54,8 @@ def _parser(environment: Mapping[str, str]) -> FlagParser:
     parser.flag("layerskip-layers", positive, None, "layers that draft before an early exit; half of them unless set")
     parser.flag("address", str, config.address, "host:port to listen on; port 0 picks a free one")
     parser.flag("device", str, config.device, "cpu or cuda")
-    parser.flag("dtype", str, config.dtype, "float32, bfloat16 or float16: the verifier's")
+    parser.flag("dtype", str, config.dtype, "float32, bfloat16, float16 or auto: the verifier's")
+    parser.flag("device-map", device_map_flag, None, "spreads a large model: auto, balanced, JSON, or a file of it")
     parser.flag("threads", positive, config.num_threads, "CPU threads of the model")
     parser.flag("max-sequences", positive, config.max_sequences, "sequences open at once; more are refused")
     parser.flag("kernel-cache", Path, user_cache(environment), "folder, nobody else's, to keep the compiled kernel in")

@@ -11,6 +11,7 @@ tokens too: only what was drafted and rejected is overwritten.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from drafter_svc.chain import Chain
@@ -24,6 +25,7 @@ from engine.loading import LoadedModel
 from engine.positions import text_positions
 from engine.runner import TextRunner
 from engine.scheduler import Steps
+from engine.visual_rows import place_features
 
 _PREFILL_CHUNK = 512
 
@@ -53,13 +55,14 @@ class SmallSequence:
         delta = positions.next_position - spec.num_context_tokens
         self._chain = Chain(runner, delta, spec.sampling)
         embeds = runner.embed([token_ids[row] for row in kept]).clone()
-        _place_features(embeds, kept, features.get(pool, spec.video), spec)
+        added = _place_features(embeds, kept, features.get(pool, spec.video), spec)
         prompt = spec.video.prompt_token_ids
         asked = text_positions(spec.num_context_tokens + delta, len(prompt))
         self._prefill(
             runner,
             torch.cat([embeds, runner.embed(prompt)]),
             torch.cat([positions.ids[:, torch.tensor(kept)], asked], dim=1),
+            None if added is None else F.pad(added, (0, 0, 0, len(prompt))),
         )
         # Tokens of the answer, by sequence index from num_prompt_tokens on, of which `_num_fed` have rows.
         self._answer: list[int] = []
@@ -83,10 +86,12 @@ class SmallSequence:
         self._num_fed = len(committed) + len(drafts) - 1 if drafts else num_fed
         return Draft(asked.round, asked.base_len, drafts, int(proposed.steps_s * 1e6))
 
-    def _prefill(self, runner: TextRunner, embeds: Tensor, positions: Tensor) -> None:
+    def _prefill(self, runner: TextRunner, embeds: Tensor, positions: Tensor, added: Tensor | None) -> None:
         for start in range(0, embeds.shape[0], _PREFILL_CHUNK):
             rows = slice(start, start + _PREFILL_CHUNK)
-            runner.run([Block(KvView(None, self._kv, start), embeds=embeds[rows], positions=positions[:, rows])])
+            more = None if added is None else added[:, rows]
+            kv = KvView(None, self._kv, start)
+            runner.run([Block(kv, embeds=embeds[rows], positions=positions[:, rows], added=more)])
 
 
 def _kept_rows(spec: SequenceSpec, pool: MappedPool) -> list[int]:
@@ -107,8 +112,11 @@ def _context_token_ids(spec: SequenceSpec, video_token_id: int) -> list[int]:
     return [next(text) if row in is_text else video_token_id for row in range(spec.num_context_tokens)]
 
 
-def _place_features(embeds: Tensor, kept: list[int], features: Tensor, spec: SequenceSpec) -> None:
-    """Puts the survivors' features where their placeholders are; raises ValueError when there are too few."""
+def _place_features(embeds: Tensor, kept: list[int], features: Tensor, spec: SequenceSpec) -> Tensor | None:
+    """Puts the survivors' features where their placeholders are; returns what is beyond the embeddings.
+
+    Raises ValueError when there are too few.
+    """
     visual = [row for start, num_tokens in spec.visual_spans for row in range(start, start + num_tokens)]
     if features.shape[0] != len(visual):
         raise ValueError(
@@ -116,6 +124,7 @@ def _place_features(embeds: Tensor, kept: list[int], features: Tensor, spec: Seq
         )
     feature_of = {row: index for index, row in enumerate(visual)}
     places = [(place, feature_of[row]) for place, row in enumerate(kept) if row in feature_of]
-    if places:
-        here, there = (torch.tensor(part, device=embeds.device) for part in zip(*places, strict=True))
-        embeds[here] = features[there].to(embeds.dtype)
+    if not places:
+        return None
+    here, there = (torch.tensor(part, device=embeds.device) for part in zip(*places, strict=True))
+    return place_features(embeds, here, features[there])

@@ -29,7 +29,7 @@ class VideoFeatures:
         self._by_context: OrderedDict[tuple[str, int, str], Tensor] = OrderedDict()
 
     def get(self, pool: MappedPool, video: VideoSource) -> Tensor:
-        """Returns the features of a video, [num_visual_tokens, hidden]; raises ValueError, KvStale."""
+        """Returns the features of a video, [num_visual_tokens, width]; raises ValueError, KvStale."""
         key = (pool.handle.pool_id, pool.handle.epoch, video.context)
         features = self._by_context.pop(key, None)
         if features is None:
@@ -53,4 +53,4 @@ class VideoFeatures:
             piece = patches[start * per_step : stop * per_step].to(device=loaded.device, dtype=loaded.dtype)
             shape = torch.tensor([[stop - start, num_rows, num_columns]], device=loaded.device)
             pieces.append(loaded.family.encode_video(loaded.model, piece, shape))
-        return torch.cat(pieces)
+        return loaded.family.join_video(loaded.model, pieces)

@@ -21,8 +21,9 @@ class Block:
     """Rows that follow the first `kv.thread_len` of a thread; whoever made the block advances that afterwards.
 
     Rows are `token_ids`, or `embeds` [num_rows, hidden]. RoPE positions are consecutive from `position` on, or
-    `positions` int64 [3, num_rows]. Logits are wanted of the last `num_chosen` rows, the hidden states that enter layer
-    `states_layer` of all rows; for the number of layers these are the ones after the final norm.
+    `positions` int64 [3, num_rows]. `added` [num_added, num_rows, hidden] goes to what the first layers give. Logits
+    are wanted of the last `num_chosen` rows, the hidden states that enter layer `states_layer` of all rows; for the
+    number of layers these are the ones after the final norm.
     """
 
     kv: KvView
@@ -32,6 +33,7 @@ class Block:
     states_layer: int | None = None
     embeds: Tensor | None = None
     positions: Tensor | None = None
+    added: Tensor | None = None
     query_tap: QueryTap | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""The layers of a Qwen2 text model as plain calls: transformers' arithmetic, to the bit, without its per-module cost.
+"""The layers of a Qwen2 or Qwen3 text model as plain calls: transformers' arithmetic, to the bit, at less cost.
 
 On a CPU a step of a small model spends more time in Python than in arithmetic, and a draft is a chain of such steps.
 This reads the weights of the loaded modules in place and keeps no state. It is used for float32 on CPUs; elsewhere
@@ -23,9 +23,11 @@ class _Layer:
     """Weights of one layer, [out, in]."""
 
     input_norm: Tensor
-    query: tuple[Tensor, Tensor]
-    key: tuple[Tensor, Tensor]
-    value: tuple[Tensor, Tensor]
+    query: tuple[Tensor, Tensor | None]
+    key: tuple[Tensor, Tensor | None]
+    value: tuple[Tensor, Tensor | None]
+    query_norm: Tensor | None
+    key_norm: Tensor | None
     output: Tensor
     mlp_norm: Tensor
     gate: Tensor
@@ -36,7 +38,7 @@ class _Layer:
     def of(cls, module: Any) -> _Layer:
         attention, mlp = module.self_attn, module.mlp
 
-        def linear(projection: Any) -> tuple[Tensor, Tensor]:
+        def linear(projection: Any) -> tuple[Tensor, Tensor | None]:
             return projection.weight, projection.bias
 
         return cls(
@@ -44,6 +46,8 @@ class _Layer:
             query=linear(attention.q_proj),
             key=linear(attention.k_proj),
             value=linear(attention.v_proj),
+            query_norm=head_norm(attention, "q_norm"),
+            key_norm=head_norm(attention, "k_norm"),
             output=attention.o_proj.weight,
             mlp_norm=module.post_attention_layernorm.weight,
             gate=mlp.gate_proj.weight,
@@ -53,33 +57,42 @@ class _Layer:
 
 
 class Decoder:
-    """A Qwen2-VL or Qwen2.5-VL text model, from embeddings to the final norm."""
+    """A text model from embeddings to the final norm; `axes` [head_dim / 2] is a family's axis of each frequency."""
 
-    def __init__(self, text_model: Any) -> None:
+    def __init__(self, text_model: Any, axes: Tensor) -> None:
         config = text_model.config
         self._layers = [_Layer.of(module) for module in text_model.layers]
         self._final_norm = text_model.norm.weight
         self._eps = float(config.rms_norm_eps)
-        self._head_dim = config.hidden_size // config.num_attention_heads
+        self._head_dim = text_model.layers[0].self_attn.head_dim
         self._inverse_frequencies = text_model.rotary_emb.inv_freq.float()  # [head_dim / 2]
         self._rope_scaling = float(text_model.rotary_emb.attention_scaling)
-        self._sections = list(config.rope_parameters["mrope_section"])
+        self._axes = axes
 
     @staticmethod
     def supports(text_model: Any, device: torch.device) -> bool:
-        """Tells whether this text model, here, is one whose arithmetic is reproduced to the bit."""
+        """Tells whether this text model of a family with plain layers, here, is reproduced to the bit."""
         config = text_model.config
         return (
             device.type == "cpu"
             and text_model.norm.weight.dtype is torch.float32
-            and config.model_type in ("qwen2_vl_text", "qwen2_5_vl_text")
             and config.hidden_act == "silu"
-            and set(config.layer_types) == {"full_attention"}
+            and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
             and config.rope_parameters["rope_type"] == "default"
         )
 
-    def forward(self, embeds: Tensor, positions: Tensor, step: Step, layer_tap: LayerTap | None = None) -> Tensor:
-        """Returns hidden states after the final norm, [num_rows, hidden]; `positions` is [3, num_rows]."""
+    def forward(
+        self,
+        embeds: Tensor,
+        positions: Tensor,
+        step: Step,
+        layer_tap: LayerTap | None = None,
+        added: Tensor | None = None,
+    ) -> Tensor:
+        """Returns hidden states after the final norm, [num_rows, hidden].
+
+        `positions` is [3, num_rows]; `added` [num_added, num_rows, hidden] goes to what the first layers give.
+        """
         cos, sin = self._rotation(positions)
         hidden, width = embeds, embeds.shape[-1:]
         for index, layer in enumerate(self._layers):
@@ -90,6 +103,7 @@ class Decoder:
                 F.linear(normed, weight, bias).view(normed.shape[0], -1, self._head_dim)
                 for weight, bias in (layer.query, layer.key, layer.value)
             )
+            query, key = self._normed(query, layer.query_norm), self._normed(key, layer.key_norm)
             attended = step.attend(
                 index, _heads(_rotate(query, cos, sin)), _heads(_rotate(key, cos, sin)), _heads(value)
             )
@@ -97,19 +111,29 @@ class Decoder:
             normed = F.rms_norm(hidden, width, layer.mlp_norm, self._eps)
             gated = F.silu(F.linear(normed, layer.gate)) * F.linear(normed, layer.up)
             hidden = hidden + F.linear(gated, layer.down)
+            if added is not None and index < added.shape[0]:
+                hidden = hidden + added[index]
         return F.rms_norm(hidden, width, self._final_norm, self._eps)
 
     def half_rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, float32 [num_rows, head_dim / 2]: each section of the frequencies follows one axis."""
-        angles = positions.unsqueeze(-1).float() * self._inverse_frequencies  # [3, num_rows, head_dim / 2]
-        parts = angles.split(self._sections, dim=-1)
-        half = torch.cat([part[axis] for axis, part in enumerate(parts)], dim=-1)
+        """Cosines and sines, float32 [num_rows, head_dim / 2]: each frequency follows one axis."""
+        half = positions[self._axes].T.float() * self._inverse_frequencies
         return half.cos() * self._rope_scaling, half.sin() * self._rope_scaling
+
+    def _normed(self, heads: Tensor, weight: Tensor | None) -> Tensor:
+        return heads if weight is None else F.rms_norm(heads, heads.shape[-1:], weight, self._eps)
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines, [num_rows, 1, head_dim]."""
         cos, sin = self.half_rotation(positions)
         return torch.cat([cos, cos], dim=-1).unsqueeze(1), torch.cat([-sin, sin], dim=-1).unsqueeze(1)
+
+
+def head_norm(attention: Any, name: str) -> Tensor | None:
+    """The weight of a norm over each head's query or key, [head_dim]; None in a family without."""
+    norm = getattr(attention, name, None)
+    weight: Tensor | None = None if norm is None else norm.weight
+    return weight
 
 
 def _rotate(rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

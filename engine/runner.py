@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,18 +43,22 @@ class TextRunner:
         """
         self._kernel = choose_kernel(loaded.device, deterministic=deterministic)
         self._min_rows = MIN_ROWS if deterministic else 1
+        self._family = loaded.family
         self._text_model = loaded.family.text_model(loaded.model)
         self._lm_head = loaded.family.lm_head(loaded.model)
         self._embedding = self._text_model.embed_tokens
-        has_decoder = use_decoder and Decoder.supports(self._text_model, loaded.device)
-        self._decoder = Decoder(self._text_model) if has_decoder else None
+        has_decoder = use_decoder and self._family.has_plain_layers
+        self._decoder = None
+        if has_decoder and Decoder.supports(self._text_model, loaded.device):
+            self._decoder = Decoder(self._text_model, self._family.axis_of_frequency(self._text_model.config))
         self._never_chosen = _never_chosen(loaded, self._lm_head.weight.shape[0])
         self._native = None
-        if has_decoder and kernel_cache is not None:
+        if self._decoder is not None and kernel_cache is not None:
             self._native = NativeDecoder.load(
                 self._text_model,
                 self._lm_head,
                 loaded.layout,
+                decoder=self._decoder,
                 never_chosen=self._never_chosen,
                 cache=kernel_cache,
             )
@@ -79,12 +84,13 @@ class TextRunner:
         kv: KvView,
         query_tap: QueryTap | None = None,
         layer_tap: LayerTap | None = None,
+        added: Tensor | None = None,
     ) -> Tensor:
         """Returns hidden states after the final norm, [num_new, hidden], of new tokens given as ids or as embeddings.
 
-        `positions` int64 [3, num_new]. Writes the new keys and values to the thread at `kv.thread_len` and leaves
-        `thread_len` to the caller. New tokens see the context, the thread and, causally, each other. Taps see
-        padding rows last. Raises ValueError when the thread has no room.
+        `positions` int64 [3, num_new], `added` as a Block's. Writes the new keys and values to the thread at
+        `kv.thread_len` and leaves `thread_len` to the caller. New tokens see the context, the thread and, causally,
+        each other. Taps see padding rows last. Raises ValueError when the thread has no room.
         """
         if embeds is None:
             embeds = self.embed(token_ids or ())
@@ -93,9 +99,10 @@ class TextRunner:
         num_rows = max(num_new, self._min_rows)
         if num_rows > num_new:
             embeds, positions = _pad_rows(embeds, num_rows), _pad_rows(positions.T, num_rows).T
+            added = None if added is None else _pad_rows(added.transpose(0, 1), num_rows).transpose(0, 1)
         plan = self._kernel.plan(kv, num_new, num_rows, num_heads=self._num_heads, scaling=self.scaling)
         step = Step(kv, num_new, plan, query_tap)
-        hidden = self._run(embeds, positions.to(self._device), step, layer_tap)
+        hidden = self._run(embeds, positions.to(self._device), step, layer_tap, added)
         if layer_tap is not None and layer_tap.layer == self.num_layers:
             layer_tap.take(hidden)
         return hidden[:num_new]
@@ -139,27 +146,36 @@ class TextRunner:
             kv=block.kv,
             query_tap=block.query_tap,
             layer_tap=tap,
+            added=block.added,
         )
         logits = self.logits(hidden[hidden.shape[0] - block.num_chosen :])
         states = None if tap is None else tap.states[: block.num_rows]
         return Output(hidden, logits, logits.argmax(dim=-1).tolist() if block.num_chosen else [], states)
 
-    def _run(self, embeds: Tensor, positions: Tensor, step: Step, layer_tap: LayerTap | None) -> Tensor:
+    def _run(
+        self, embeds: Tensor, positions: Tensor, step: Step, layer_tap: LayerTap | None, added: Tensor | None
+    ) -> Tensor:
         if self._decoder is not None:
-            return self._decoder.forward(embeds, positions, step, layer_tap)
+            return self._decoder.forward(embeds, positions, step, layer_tap, added)
+        more: dict[str, Any] = {}
+        if added is not None:
+            all_rows = torch.ones(1, embeds.shape[0], dtype=torch.bool, device=embeds.device)
+            more = {"visual_pos_masks": all_rows, "deepstack_visual_embeds": list(added)}
         output = self._text_model(
             inputs_embeds=embeds.unsqueeze(0),
-            position_ids=positions.unsqueeze(1),
+            position_ids=self._family.model_positions(positions),
             attention_mask={"full_attention": None},
             cache=None,
             use_cache=False,
             output_hidden_states=layer_tap is not None,
             step=step,
+            **more,
         )
+        # Under a device map the last layers, and with them what comes out, may lie elsewhere.
         if layer_tap is not None and layer_tap.layer < self.num_layers:
-            layer_tap.take(output.hidden_states[layer_tap.layer][0])
+            layer_tap.take(output.hidden_states[layer_tap.layer][0].to(self._device))
         hidden: Tensor = output.last_hidden_state
-        return hidden[0]
+        return hidden[0].to(self._device)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -169,14 +185,14 @@ class TextRunner:
             return hidden.new_zeros(0, self._never_chosen.shape[0], dtype=torch.float32)
         if self._native is not None and num_rows <= MAX_ROWS:
             return self._native.logits(hidden)
-        logits: Tensor = self._lm_head(_pad_rows(hidden, max(num_rows, self._min_rows)))[:num_rows].float()
-        return logits.masked_fill_(self._never_chosen, float("-inf"))
+        logits: Tensor = self._lm_head(_pad_rows(hidden, max(num_rows, self._min_rows)))[:num_rows]
+        return logits.float().to(self._device).masked_fill_(self._never_chosen, float("-inf"))
 
     @torch.inference_mode()
     def embed(self, token_ids: Sequence[int]) -> Tensor:
         """Returns input embeddings, [num_tokens, hidden]."""
         embeds: Tensor = self._embedding(torch.tensor(token_ids, dtype=torch.int64, device=self._device))
-        return embeds
+        return embeds.to(self._device)
 
 
 def _check_room(kv: KvView, num_new: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.placement import DeviceMap
 from foveate.rpc.serving import ServingConfig
 from foveate.store.client import StoreSettings
 from verifier_svc.fetching import FetchLimits
@@ -37,6 +38,8 @@ class VerifierConfig:
     pool_bytes: int = 1024 * MIB
     device: str = "cpu"
     dtype: str = "float32"
+    # Spreads a model that is too large for one device; takes the place of `device`.
+    device_map: DeviceMap | None = None
     num_threads: int = 1
     deterministic: bool = False
     # Folder of the compiled CPU kernel; None runs steps on PyTorch's kernels.

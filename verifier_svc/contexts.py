@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from engine.kv_pool import AnySlab, Slab, TensorSlab
+from engine.visual_rows import Span
 from foveate.context_source import FROM_MEDIA, ContextFetch, ContextSource
 from foveate.rpc.errors import NotFound, Unavailable
 from foveate.video import ContextTimings, VideoFacts
@@ -29,15 +30,14 @@ _ANY_SAMPLING = FrameSampling(fps=0.0, max_frames=0)
 class ContextFacts:
     """A prefilled video; its slab's rows are exactly its tokens.
 
-    Visual tokens fill rows [visual_start, visual_start + num_visual_tokens). The RoPE position of the token at sequence
-    index i >= num_tokens is i + position_delta. `grid` is the video's (time, rows, columns) in patches before merging.
-    `kv_bytes` are taken in the pool, alignment and tensors beside the KV included.
+    Visual tokens fill the runs of rows `visual_spans`, (start, number) each, ascending. The RoPE position of the token
+    at sequence index i >= num_tokens is i + position_delta. `grid` is the video's (time, rows, columns) in patches
+    before merging. `kv_bytes` are taken in the pool, alignment and tensors beside the KV included.
     """
 
     context_id: str
     num_tokens: int
-    visual_start: int
-    num_visual_tokens: int
+    visual_spans: tuple[Span, ...]
     position_delta: int
     grid: tuple[int, int, int]
     second_per_grid: float
@@ -49,6 +49,11 @@ class ContextFacts:
     media_sha256: str = ""
     media_bytes: int = 0
     sampling: FrameSampling = _ANY_SAMPLING
+
+    @property
+    def num_visual_tokens(self) -> int:
+        """Number of visual tokens in all runs."""
+        return sum(num_tokens for _, num_tokens in self.visual_spans)
 
     @property
     def name(self) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.families import GridShape
+from engine.frames import FrameProcessor
 from engine.kv_pool import KvPool
+from engine.layout import dtype_name
 from engine.loading import LoadedModel, ModelError, load_model
 from engine.preprocessing import patches_digest
 from engine.relevance import RelevanceSettings
 from engine.runner import TextRunner
 from verifier_svc.config import VerifierConfig
-from verifier_svc.frames import FrameProcessor
 from verifier_svc.identity import ModelIdentity
 from verifier_svc.prompt import PromptBuilder
 
@@ -36,9 +39,9 @@ class EngineParts:
         Raises ModelError for a checkpoint that cannot be run, OSError, RuntimeError or ValueError for a pool that
         cannot be made.
         """
-        loaded = load_model(config.model_path, device=config.device, dtype=config.dtype)
+        loaded = load_model(config.model_path, device=config.device, dtype=config.dtype, device_map=config.device_map)
         relevance = _relevance(config, loaded)
-        frames = FrameProcessor(loaded.processor.video_processor)
+        frames = _frames(loaded)
         prompts = PromptBuilder(
             chat_template=loaded.chat_template,
             tokenizer_json=loaded.tokenizer_json,
@@ -47,10 +50,10 @@ class EngineParts:
         )
         identity = ModelIdentity(
             model_fingerprint=loaded.fingerprint,
-            dtype=config.dtype,
+            dtype=dtype_name(loaded.dtype),
             deterministic=config.deterministic,
             processor_settings=frames.settings(),
-            prompt_token_ids=prompts.context_token_ids(0),
+            prompt_token_ids=_sample_prompt(loaded, prompts),
         )
         runner = TextRunner(loaded, deterministic=config.deterministic, kernel_cache=config.kernel_cache)
         pool = KvPool.create(
@@ -59,9 +62,30 @@ class EngineParts:
             device=loaded.device,
             model_fingerprint=loaded.fingerprint,
         )
-        digest = patches_digest(loaded.processor.video_processor)
+        digest = patches_digest(frames)
         vocab_size = loaded.tokenizer.get_vocab_size(with_added_tokens=True)
         return cls(loaded, runner, pool, frames, prompts, identity, relevance, digest, vocab_size)
+
+    def context_token_ids(self, grid: GridShape, timestamps_s: Sequence[float]) -> list[int]:
+        """Returns the tokens of a context: system prompt and a video of this grid with frames at these times."""
+        return self.prompts.context_token_ids(self.loaded.family.video_text(grid, timestamps_s))
+
+
+def _frames(loaded: LoadedModel) -> FrameProcessor:
+    try:
+        return loaded.family.frames(loaded.processor.video_processor)
+    except ValueError as error:
+        raise ModelError(str(error)) from error
+
+
+def _sample_prompt(loaded: LoadedModel, prompts: PromptBuilder) -> list[int]:
+    """A context's tokens, of a video of one step: what differs between templates shows in it."""
+    family = loaded.family
+    side = family.spatial_merge_size
+    try:
+        return prompts.context_token_ids(family.video_text((1, side, side), (0.0,)))
+    except ValueError as error:
+        raise ModelError(f"{loaded.name}: {error}") from error
 
 
 def _relevance(config: VerifierConfig, loaded: LoadedModel) -> RelevanceSettings:

@@ -12,6 +12,7 @@ from pathlib import Path
 from engine.device_thread import DeviceThread
 from engine.loading import ModelError
 from engine.native.build import user_cache
+from engine.placement import device_map_flag
 from foveate.rpc.process import FlagParser, positive, run_service, say_failure, serve_loaded
 from foveate.rpc.server import Server, ServiceRegistration
 from foveate.rpc.serving import add_serving_flags, serving_config
@@ -43,6 +44,7 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Ve
         pool_bytes=flags.pool_mib * MIB,
         device=flags.device,
         dtype=flags.dtype,
+        device_map=flags.device_map,
         num_threads=flags.threads,
         kernel_cache=flags.kernel_cache,
         deterministic=flags.deterministic,
@@ -93,7 +95,8 @@ def _parser(environment: Mapping[str, str]) -> FlagParser:
     parser.flag("media-root", Path, None, "folder whose videos clients may name by path")
     parser.flag("pool-mib", positive, config.pool_bytes // MIB, "KV pool in MiB")
     parser.flag("device", str, config.device, "cpu or cuda")
-    parser.flag("dtype", str, config.dtype, "float32, bfloat16 or float16")
+    parser.flag("dtype", str, config.dtype, "float32, bfloat16, float16, or auto: what the checkpoint names")
+    parser.flag("device-map", device_map_flag, None, "spreads a large model: auto, balanced, JSON, or a file of it")
     parser.flag("threads", positive, config.num_threads, "CPU threads of the model and of each decoder")
     parser.flag("default-fps", _rate, media.default_fps, "frames per second to look at when the client does not say")
     parser.flag("max-upload-mib", positive, media.max_upload_bytes // MIB, "largest upload in MiB")

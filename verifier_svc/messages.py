@@ -162,7 +162,6 @@ def progress_message(progress: Progress) -> contexts_pb2.ContextProgress:
 
 def opened_message(opened: Opened, handle: PoolHandle) -> verifier_pb2.SequenceOpened:
     """Returns the message of an open sequence."""
-    start, num_tokens = opened.visual_span
     message = verifier_pb2.SequenceOpened(
         sequence_id=opened.sequence_id,
         kv_handle=handle_to_proto(handle),
@@ -170,7 +169,7 @@ def opened_message(opened: Opened, handle: PoolHandle) -> verifier_pb2.SequenceO
         thread=slab_to_proto(opened.thread_slab),
         num_context_tokens=opened.num_context_tokens,
         num_prompt_tokens=opened.num_prompt_tokens,
-        visual_spans=[kv_pb2.VisualSpan(start=start, num_tokens=num_tokens)],
+        visual_spans=[kv_pb2.VisualSpan(start=start, num_tokens=number) for start, number in opened.visual_spans],
         position_delta=opened.position_delta,
         first_token_id=opened.first_token_id,
         prompt_token_ids=opened.prompt_token_ids,

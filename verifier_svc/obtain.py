@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from engine.device_thread import DeviceThread
+from engine.frames import Grid
 from engine.kv_pool import Slab, TensorSlab
 from foveate.context_source import ContextCost, ContextFetch, ContextSource
 from foveate.store.errors import Corrupt, Missing, StoreError, Unreachable
@@ -29,7 +30,6 @@ from verifier_svc.cold.int8 import from_int8
 from verifier_svc.contexts import ContextFacts, ContextStore, HeldContext, cold_unreachable, not_held
 from verifier_svc.directory import Elsewhere
 from verifier_svc.engine_parts import EngineParts
-from verifier_svc.frames import Grid
 from verifier_svc.media import Media, spooled
 from verifier_svc.memory import Memory, SlabLease
 from verifier_svc.prefill import PATCHES, ContextIdentity, EncodedVideo, Prefiller, whole_pages

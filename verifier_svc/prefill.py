@@ -19,10 +19,12 @@ from torch import Tensor
 
 from engine.attention import KvView
 from engine.batch import Block
+from engine.frames import Grid
 from engine.kv_memory import PAGE_BYTES
 from engine.kv_pool import Slab, TensorSlab
 from engine.pace import Pace, first_rows
 from engine.scheduler import Scheduler, Turns
+from engine.visual_rows import place_features, visual_index, visual_spans
 from foveate.rpc.errors import ResourceExhausted
 from foveate.telemetry import conventions as names
 from foveate.video import ContextTimings, VideoFacts
@@ -30,7 +32,6 @@ from verifier_svc.config import VerifierConfig
 from verifier_svc.contexts import ContextFacts
 from verifier_svc.decoders import Decoders, IsolatedVideo
 from verifier_svc.engine_parts import EngineParts
-from verifier_svc.frames import Grid
 from verifier_svc.media import Media
 from verifier_svc.memory import Memory, SlabLease
 from verifier_svc.progress import ProgressBoard, Stage
@@ -56,7 +57,7 @@ class _PatchChunk:
 class EncodedVideo:
     """A whole video in the model's embedding space: all that the text model's prefill needs of it."""
 
-    features: Tensor  # [num_visual_tokens, hidden]
+    features: Tensor  # [num_visual_tokens, width], as Family.encode_video
     patches: Tensor | None  # [num_patches, patch_width], when they are kept
     grid: Grid
     video: VideoFacts
@@ -70,14 +71,17 @@ class _Target:
 
     slab: Slab
     visual_states: TensorSlab | None
-    visual_start: int
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A context's tokens, its video in place of the placeholders among them, and their positions [3, num_tokens]."""
+    """A context's tokens, its video in place of the placeholders among them, and their positions [3, num_tokens].
+
+    `visual_rows` int64 [num_visual_tokens], ascending, are the rows of the features.
+    """
 
     token_ids: Sequence[int]
+    visual_rows: Tensor
     features: Tensor
     positions: Tensor
 
@@ -177,7 +181,8 @@ class Prefiller:
             width=facts.width,
             height=facts.height,
         )
-        whole = await self._device.run(torch.cat, features)
+        loaded = self._parts.loaded
+        whole = await self._device.run(loaded.family.join_video, loaded.model, features)
         return EncodedVideo(whole, kept, grid, video_facts, decode_ms, encode_ms)
 
     def _patches(self, video: IsolatedVideo, plan: FramePlan) -> Generator[_PatchChunk, None, None]:
@@ -217,7 +222,8 @@ class Prefiller:
     def _encode(self, patches: Tensor, grid: Grid) -> Tensor:
         loaded = self._parts.loaded
         patches = patches.to(device=loaded.device, dtype=loaded.dtype)
-        return loaded.family.encode_video(loaded.model, patches, grid.as_tensor().to(loaded.device))
+        features = loaded.family.encode_video(loaded.model, patches, grid.as_tensor().to(loaded.device))
+        return features.to(loaded.device)
 
     @property
     def tensor_names(self) -> frozenset[str]:
@@ -234,16 +240,16 @@ class Prefiller:
     ) -> Prefilled:
         """Runs the text model over system prompt and video, into a slab that stays on `lease`."""
         parts, num_visual = self._parts, encoded.features.shape[0]
-        token_ids = parts.prompts.context_token_ids(num_visual)
-        visual_start = token_ids.index(parts.loaded.family.video_token_id)
-        grid = (encoded.grid.num_temporal, encoded.grid.num_rows, encoded.grid.num_columns)
+        family, grid = parts.loaded.family, encoded.grid.shape
+        token_ids = parts.context_token_ids(grid, encoded.video.frame_timestamps_s)
+        spans = visual_spans(token_ids, (family.video_token_id,))
         second_per_grid = parts.frames.temporal_patch / encoded.video.sampled_fps
-        positions = parts.loaded.family.positions(token_ids, [grid], [second_per_grid])
+        positions = family.positions(token_ids, [grid], [second_per_grid])
         slab = await self._memory.take(lease, len(token_ids))
-        target = _Target(slab, await self._take_visual_states(lease, num_visual), visual_start)
+        target = _Target(slab, await self._take_visual_states(lease, num_visual))
         step_tokens = self._config.prefill_chunk_tokens
         pace = self._pace(first=first_rows(step_tokens), most=min(step_tokens, parts.runner.max_rows or step_tokens))
-        source = _Source(token_ids, encoded.features, positions.ids)
+        source = _Source(token_ids, visual_index(spans), encoded.features, positions.ids)
         board.report(Stage.PREFILL, 0, len(token_ids))
         for start in range(0, len(token_ids), step_tokens):
             rows = range(start, min(start + step_tokens, len(token_ids)))
@@ -254,8 +260,7 @@ class Prefiller:
         facts = ContextFacts(
             context_id=identity.context_id,
             num_tokens=len(token_ids),
-            visual_start=visual_start,
-            num_visual_tokens=num_visual,
+            visual_spans=spans,
             position_delta=positions.next_position - len(token_ids),
             grid=grid,
             second_per_grid=second_per_grid,
@@ -309,18 +314,18 @@ class Prefiller:
 
     @torch.inference_mode()
     def _prefill_rows(self, target: _Target, source: _Source, rows: range) -> None:
-        runner, pool, visual_start = self._parts.runner, self._parts.pool, target.visual_start
+        runner, pool = self._parts.runner, self._parts.pool
         embeds = runner.embed(source.token_ids[rows.start : rows.stop]).clone()
-        first = max(rows.start, visual_start)
-        last = min(rows.stop, visual_start + source.features.shape[0])
-        here, there = slice(first - rows.start, last - rows.start), slice(first - visual_start, last - visual_start)
-        if first < last:
-            embeds[here] = source.features[there]
+        first, last = torch.searchsorted(source.visual_rows, torch.tensor([rows.start, rows.stop])).tolist()
+        there = slice(first, last)
+        here = (source.visual_rows[there] - rows.start).to(embeds.device)
+        added = place_features(embeds, here, source.features[there])
         kv = KvView(context=None, thread=pool.views(target.slab), thread_len=rows.start)
         keeps_states = target.visual_states is not None and first < last
         layer = self._parts.relevance.layer if keeps_states else None
         positions = source.positions[:, rows.start : rows.stop]
-        (output,) = runner.run([Block(kv, embeds=embeds, positions=positions, states_layer=layer)])
+        block = Block(kv, embeds=embeds, positions=positions, states_layer=layer, added=added)
+        (output,) = runner.run([block])
         if target.visual_states is not None and output.states is not None:
             pool.tensor_view(target.visual_states)[1:][there] = output.states[here]
         if self._parts.loaded.device.type == "cuda":
@@ -330,7 +335,8 @@ class Prefiller:
         return self._parts.frames.plan(num_frames=num_frames, height=height, width=width)
 
     def _check_tokens(self, grid: Grid) -> None:
-        needed, limit = self._parts.frames.num_tokens(grid), self._config.media.max_visual_tokens
+        needed = self._parts.loaded.family.num_visual_tokens(grid.shape)
+        limit = self._config.media.max_visual_tokens
         if needed > limit:
             raise ResourceExhausted(
                 f"the video needs {needed} visual tokens; the limit is {limit}: ask for a lower fps or fewer frames",

@@ -3,6 +3,9 @@
     context, one per video:  <|im_start|>system ... <|im_start|>user <|vision_start|> N x <|video_pad|> <|vision_end|>
     thread, one per answer:  question <|im_end|> ... <|im_start|>assistant
 
+The context ends with the last placeholder, or the marker right behind it; what else a family puts before and between
+its placeholders is in its VideoText.
+
 The template is rendered with stand-ins for everything a person wrote. Markup is looked for in the template's own parts
 only; a person's words are then put between, in one piece of text with the template's plain words around them, and
 tokenised with special tokens switched off. Ordinary text so gets the ids it gets from transformers, and markup in a
@@ -24,6 +27,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
+
+from engine.families import VideoText
+
+_TEMPLATES_OWN = VideoText(())
 
 
 class Role(Enum):
@@ -93,44 +100,54 @@ class PromptBuilder:
         longest_first = sorted(self._markup_ids, key=len, reverse=True)
         self._markup = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
 
-    def context_token_ids(self, num_visual_tokens: int) -> list[int]:
-        """Returns the ids of the context: system prompt, markers, `num_visual_tokens` placeholders."""
-        rendered = self._render((), "").token_ids
-        before, after = self._split(rendered)
-        return before + [self._video_token_id] * num_visual_tokens + after
+    def context_token_ids(self, video: VideoText) -> list[int]:
+        """Returns the ids of the context: system prompt, markers, and as many placeholders as the video has spans for.
+
+        Raises ValueError when the chat template does not write a video as its family does.
+        """
+        rendered = self._render((), "", video).token_ids
+        spans, token_ids = list(video.spans), list[int]()
+        for token_id in rendered[: self._end_of_context(rendered)]:
+            is_placeholder = token_id == self._video_token_id
+            token_ids += [token_id] * (spans.pop(0) if is_placeholder and spans else 1)
+        if spans:
+            raise ValueError(f"the chat template leaves {len(spans)} runs of visual tokens without a placeholder")
+        return token_ids
 
     def thread(self, history: Sequence[Turn], question: str) -> ThreadPrompt:
         """Returns the ids after the context, up to where the answer starts."""
         rendered = self._render(history, question)
-        before, after = self._split(rendered.token_ids)
-        start = len(before) + 1 + len(after)
+        start = self._end_of_context(rendered.token_ids)
         words = rendered.question_rows
         rows = range(words.start - start, words.stop - start) if words else words
         return ThreadPrompt(tuple(rendered.token_ids[start:]), rows)
 
-    def _split(self, token_ids: list[int]) -> tuple[list[int], list[int]]:
-        """Returns the context's ids before and after the one placeholder."""
-        place = token_ids.index(self._video_token_id)
-        return token_ids[:place], token_ids[place + 1 : place + 2]  # the marker that ends the video
+    def _end_of_context(self, token_ids: list[int]) -> int:
+        """Returns the length of the context in a rendered prompt. Raises ValueError when it has no video."""
+        if self._video_token_id not in token_ids:
+            raise ValueError("the chat template writes no video")
+        end = len(token_ids) - token_ids[::-1].index(self._video_token_id)
+        return end + (end < len(token_ids) and token_ids[end] in self._all_markup_ids)
 
-    def _render(self, history: Sequence[Turn], question: str) -> _Rendered:
+    def _render(self, history: Sequence[Turn], question: str, video: VideoText = _TEMPLATES_OWN) -> _Rendered:
         said: list[str | tuple[int, ...]] = [self._generated(turn) or turn.text for turn in history]
         said.append(question)
         mark = secrets.token_hex(16)
         names = [f"{mark}:{index:06d}" for index in range(len(said))]
+        roles = [*(turn.role for turn in history), Role.USER]
         messages: list[dict[str, Any]] = [
-            {"role": turn.role.value, "content": name} for turn, name in zip(history, names, strict=False)
+            {"role": role.value, "content": [{"type": "text", "text": name}]}
+            for role, name in zip(roles, names, strict=True)
         ]
-        messages.append({"role": Role.USER.value, "content": names[-1]})
-        first = messages[0]
-        first["content"] = [{"type": "video"}, {"type": "text", "text": first["content"]}]
+        messages[0]["content"].insert(0, {"type": "video"})
         rendered, _ = render_jinja_template(
             conversations=[messages],
             chat_template=self._template,
             add_generation_prompt=True,
             **self._special_tokens,
         )
-        pieces = re.split(f"{mark}:([0-9]{{6}})", rendered[0])
+        text = rendered[0].replace(video.replaced, video.markup, 1) if video.replaced else rendered[0]
+        pieces = re.split(f"{mark}:([0-9]{{6}})", text)
         return self._tokenize(pieces, said)
 
     def _generated(self, turn: Turn) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from engine.pace import Pace, first_rows
 from engine.sampling import Sampling
 from engine.scheduler import Ask, Steps, Turns
 from engine.selection import Reduction, ScoreTap, SelectionMethod, select
+from engine.visual_rows import Span, visual_index
 from foveate.context_source import FROM_POOL, ContextFetch
 from verifier_svc.contexts import HeldContext
 from verifier_svc.engine_parts import EngineParts
@@ -64,7 +65,7 @@ class Opened:
     selection: SelectionSlab | None
     num_context_tokens: int
     num_prompt_tokens: int
-    visual_span: tuple[int, int]  # start, number of tokens
+    visual_spans: tuple[Span, ...]
     position_delta: int
     first_token_id: int
     prompt_token_ids: tuple[int, ...]
@@ -194,7 +195,7 @@ class Sequence:
             selection=selection,
             num_context_tokens=facts.num_tokens,
             num_prompt_tokens=self.num_prompt_tokens,
-            visual_span=(facts.visual_start, facts.num_visual_tokens),
+            visual_spans=facts.visual_spans,
             position_delta=facts.position_delta,
             first_token_id=first_token_id,
             prompt_token_ids=self._prompt.token_ids,
@@ -256,15 +257,15 @@ class Sequence:
             keys,
             kv.thread[0],
             first_row,
-            visual_index=self._visual_index(keys.device),
+            visual_index=self._visual_index,
             rows=slice(scoring.start - first_row, scoring.stop - first_row),
             scaling=self._runner.scaling,
             reduction=reduction,
         )
 
-    def _visual_index(self, device: torch.device) -> Tensor:
-        facts = self._held.facts
-        return torch.arange(facts.visual_start, facts.visual_start + facts.num_visual_tokens, device=device)
+    @cached_property
+    def _visual_index(self) -> Tensor:
+        return visual_index(self._held.facts.visual_spans, self._views[0][0].device)
 
     @torch.inference_mode()
     def _write_selection(self, selection: SelectionSlab, method: SelectionMethod) -> None:
@@ -272,7 +273,7 @@ class Sequence:
         picked = select(
             method,
             self._scores,
-            visual_index=self._visual_index(view.device),
+            visual_index=self._visual_index,
             num_selected=selection.num_selected,
             layout=self._pool.layout,
             generator=torch.Generator().manual_seed(self._sampling.seed & 0x7FFFFFFFFFFFFFFF),

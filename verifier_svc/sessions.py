@@ -232,7 +232,7 @@ def _video(held: HeldContext, parts: EngineParts) -> Video:
     if PATCHES not in held.tensors:
         raise FailedPrecondition("this verifier keeps no patches (--keep-patches)", reason="NO_PATCHES")
     facts, video_token_id = held.facts, parts.loaded.family.video_token_id
-    token_ids = parts.prompts.context_token_ids(facts.num_visual_tokens)
+    token_ids = parts.context_token_ids(facts.grid, facts.video.frame_timestamps_s)
     return Video(
         context=facts.name,
         patches=held.tensors[PATCHES],

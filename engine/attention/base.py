@@ -76,14 +76,19 @@ class Step:
         self._num_new, self._plan, self._tap = num_new, plan, tap
         self._new_keys = keys[:, :, kv.thread_len : stop].unbind(0)
         self._new_values = values[:, :, kv.thread_len : stop].unbind(0)
+        self._device = keys.device
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Runs one layer on [1, heads, num_rows, head_dim] each; returns [1, num_rows, num_heads, head_dim]."""
+        """Runs one layer on [1, heads, num_rows, head_dim] each; returns [1, num_rows, num_heads, head_dim].
+
+        A layer on another device than the keys and values sends its rows to theirs, and gets back what they attended.
+        """
         self._new_keys[layer].copy_(key[0, :, : self._num_new])
         self._new_values[layer].copy_(value[0, :, : self._num_new])
+        here = query.to(self._device)
         if self._tap is not None:
-            self._tap.on_layer(layer, query[0])
-        return self._plan.run(layer, query)
+            self._tap.on_layer(layer, here[0])
+        return self._plan.run(layer, here).to(query.device)
 
 
 def attend(

@@ -1,19 +1,29 @@
-"""Model families, found by the checkpoint's `model_type`: the few things in which supported models differ."""
+"""Model families, found by the checkpoint's `model_type`: the few things in which supported models differ.
+
+Every module of this package is looked through for families, so that a new one is a new file and nothing else.
+"""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from typing import Any
 
-from engine.families.base import Family
-from engine.families.qwen2_5_vl import Qwen25VlFamily
-from engine.families.qwen2_vl import Qwen2VlFamily
+from engine.families.base import Family, GridShape, VideoText
 
-__all__ = ["FAMILIES", "Family", "family_of"]
+__all__ = ["FAMILIES", "Family", "GridShape", "VideoText", "family_of"]
 
-FAMILIES: dict[str, type[Family]] = {
-    Qwen25VlFamily.model_type: Qwen25VlFamily,
-    Qwen2VlFamily.model_type: Qwen2VlFamily,
-}
+
+def _families() -> dict[str, type[Family]]:
+    found: dict[str, type[Family]] = {}
+    for module in sorted(info.name for info in pkgutil.iter_modules(__path__)):
+        for value in vars(importlib.import_module(f"{__name__}.{module}")).values():
+            if isinstance(value, type) and issubclass(value, Family) and "model_type" in vars(value):
+                found[value.model_type] = value
+    return found
+
+
+FAMILIES = _families()
 
 
 def family_of(config: Any) -> Family:

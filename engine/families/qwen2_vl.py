@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from engine.families.base import Family
+from torch import Tensor
+
+from engine.families.base import Family, axes_by_section
+from engine.families.qwen_frames import QwenFrames
 from engine.positions import time_ids
 
 
@@ -17,3 +20,9 @@ class Qwen2VlFamily(Family):
 
     def video_time_ids(self, num_steps: int, second_per_grid: float) -> tuple[int, ...]:
         return time_ids(num_steps, None, 1.0)
+
+    def frames(self, video_processor: Any) -> QwenFrames:
+        return QwenFrames(video_processor)
+
+    def axis_of_frequency(self, text_config: Any) -> Tensor:
+        return axes_by_section(text_config.rope_parameters["mrope_section"])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.attention import KvView
 from engine.batch import Block, Output
-from engine.decoder import Decoder
+from engine.decoder import Decoder, head_norm
 from engine.layout import KvLayout
 from engine.native import build
 from engine.native.rotations import Rotations
@@ -41,6 +41,8 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         ("input_norm", ctypes.c_void_p),
         ("mlp_norm", ctypes.c_void_p),
+        ("query_norm", ctypes.c_void_p),
+        ("key_norm", ctypes.c_void_p),
         ("qkv", _Matrix),
         ("output", _Matrix),
         ("gate_up", _Matrix),
@@ -86,11 +88,13 @@ class _Part(ctypes.Structure):
         ("tapped", ctypes.c_void_p),
         ("queries", ctypes.c_void_p),
         ("scores", ctypes.c_void_p),
+        ("added", ctypes.c_void_p),
         ("num_rows", ctypes.c_int32),
         ("tapped_layer", ctypes.c_int32),
         ("num_chosen", ctypes.c_int32),
         ("first_scoring", ctypes.c_int32),
         ("is_max", ctypes.c_int32),
+        ("num_added", ctypes.c_int32),
     )
 
 
@@ -103,7 +107,13 @@ class NativeDecoder:
     name = "cpu-native"
 
     def __init__(
-        self, library: ctypes.CDLL, text_model: Any, lm_head: Any, layout: KvLayout, never_chosen: Tensor
+        self,
+        library: ctypes.CDLL,
+        text_model: Any,
+        lm_head: Any,
+        layout: KvLayout,
+        decoder: Decoder,
+        never_chosen: Tensor,
     ) -> None:
         config = text_model.config
         self._vocab, self._hidden = (int(size) for size in lm_head.weight.shape)
@@ -130,23 +140,30 @@ class NativeDecoder:
         self._count = _function(library.foveate_scratch_floats, ctypes.c_int64, 1, ctypes.c_int32)
         self._scratch = torch.empty(0)
         self._scratch_rows = 0
-        self._half_rotation = Decoder(text_model).half_rotation
+        self._half_rotation = decoder.half_rotation
         self._rotations = Rotations(self._half_rotation, max_rows=_PAGED_ROWS)
 
     @classmethod
     def load(
-        cls, text_model: Any, lm_head: Any, layout: KvLayout, *, never_chosen: Tensor, cache: Path
+        cls,
+        text_model: Any,
+        lm_head: Any,
+        layout: KvLayout,
+        *,
+        decoder: Decoder,
+        never_chosen: Tensor,
+        cache: Path,
     ) -> NativeDecoder | None:
         """Returns the decoder, or None when the kernel cannot be built here or does not fit the model's widths.
 
-        `never_chosen` bool [vocab]: tokens whose logits are -inf.
+        `decoder` is the same model's, for the angles; `never_chosen` bool [vocab]: tokens whose logits are -inf.
         """
         config = text_model.config
         widths = (config.hidden_size, config.intermediate_size, layout.head_dim // 2, lm_head.weight.shape[0])
         if any(width % _LANES for width in widths) or layout.head_dim % _VALUE_CHUNK or lm_head.bias is not None:
             return None
         library = build.load(cache)
-        return None if library is None else cls(library, text_model, lm_head, layout, never_chosen)
+        return None if library is None else cls(library, text_model, lm_head, layout, decoder, never_chosen)
 
     def run(self, blocks: Sequence[Block]) -> list[Output]:
         """Runs one step over all blocks, of different sequences; writes their keys and values. Outputs in order."""
@@ -203,6 +220,8 @@ class NativeDecoder:
             kept.append(rows)
             embeds = rows.data_ptr()
         cosines, sines = self._angles(block, kept)
+        added = None if block.added is None else block.added.contiguous()
+        kept.append(added)
         return _Part(
             token_ids=ids,
             embeds=embeds,
@@ -213,11 +232,13 @@ class NativeDecoder:
             tapped=None if states is None else states.data_ptr(),
             queries=None if queries is None else queries.data_ptr(),
             scores=None if scores is None else scores.data_ptr(),
+            added=None if added is None else added.data_ptr(),
             num_rows=num_rows,
             tapped_layer=-1 if block.states_layer is None else block.states_layer,
             num_chosen=block.num_chosen,
             first_scoring=first_scoring,
             is_max=is_max,
+            num_added=0 if added is None else added.shape[0],
         )
 
     def _angles(self, block: Block, kept: list[Any]) -> tuple[int, int]:
@@ -259,12 +280,16 @@ class NativeDecoder:
     def _layer(self, module: Any) -> _Layer:
         attention, mlp = module.self_attn, module.mlp
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        has_bias = attention.q_proj.bias is not None
+        norms = [head_norm(attention, name) for name in ("q_norm", "k_norm")]
         return _Layer(
             input_norm=self._pointer(module.input_layernorm.weight),
             mlp_norm=self._pointer(module.post_attention_layernorm.weight),
+            query_norm=None if norms[0] is None else self._pointer(norms[0]),
+            key_norm=None if norms[1] is None else self._pointer(norms[1]),
             qkv=self._matrix(
                 torch.cat([projection.weight for projection in projections]),
-                torch.cat([projection.bias for projection in projections]),
+                torch.cat([projection.bias for projection in projections]) if has_bias else None,
             ),
             output=self._matrix(attention.o_proj.weight),
             gate_up=self._matrix(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])),

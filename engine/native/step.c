@@ -1,4 +1,4 @@
-// One step of a Qwen2 text model for rows of any number of sequences: norms, projections, RoPE, attention over two slabs, MLP.
+// One step of a Qwen2 or Qwen3 text model for rows of any number of sequences: norms, projections, RoPE, attention over two slabs, MLP.
 //
 // Every row is computed by the same operations in the same order, whatever rows stand beside it. So a row's result has the
 // same bits in a block of sixteen, or beside other answers, as alone: verification is exact by construction.
@@ -12,6 +12,7 @@
 
 typedef struct {
     const float *input_norm, *mlp_norm;
+    const float *query_norm, *key_norm;  // [head_dim], or null
     Matrix qkv, output, gate_up, down;
 } Layer;
 
@@ -34,8 +35,10 @@ typedef struct {
     float *tapped;   // where to keep what enters the layer `tapped_layer`, [num_rows, hidden], or null
     float *queries;  // where to keep all rotated queries, [num_layers, num_heads, num_rows, head_dim], or null
     float *scores;   // where to merge the attention that the context gets, [num_layers, num_kv_heads, context len], or null
+    const float *added;  // what the first num_added layers' results get, [num_added, num_rows, hidden], or null
     int32_t num_rows, tapped_layer, num_chosen;  // logits are wanted of the last num_chosen rows
     int32_t first_scoring, is_max;  // rows from first_scoring on give scores; the largest of theirs, or their sum
+    int32_t num_added;
 } Part;
 
 static void rms_norm(const float *x, const float *weight, float eps, int num_rows, int width, float *out) {
@@ -55,15 +58,23 @@ static void rotate(const float *head, const float *cosines, const float *sines, 
     }
 }
 
+// Returns a head with its norm taken, in `place`, or as it is in a model without.
+static const float *head_normed(const Model *model, const float *head, const float *norm, float *place) {
+    if (!norm) return head;
+    rms_norm(head, norm, model->eps, 1, model->head_dim, place);
+    return place;
+}
+
 // Writes the rows' keys and values to the thread.
 static void write_rows(const Model *model, const Part *part, int layer, const float *qkv) {
     const int head_dim = model->head_dim, num_kv_heads = model->num_kv_heads, half = head_dim / 2;
     const Slab *thread = &part->thread;
+    float normed[head_dim];
     for (int row = 0; row < part->num_rows; row++) {
         const float *key = qkv + ((int64_t)row * (model->num_heads + 2 * num_kv_heads) + model->num_heads) * head_dim;
         for (int head = 0; head < num_kv_heads; head++, key += head_dim) {
             const int64_t place = layer * thread->layer_stride + head * thread->head_stride + (int64_t)(thread->len + row) * head_dim;
-            rotate(key, part->cosines + row * half, part->sines + row * half, half, thread->keys + place);
+            rotate(head_normed(model, key, model->layers[layer].key_norm, normed), part->cosines + row * half, part->sines + row * half, half, thread->keys + place);
             memcpy(thread->values + place, key + num_kv_heads * head_dim, sizeof(float) * head_dim);
         }
     }
@@ -73,12 +84,12 @@ static void write_rows(const Model *model, const Part *part, int layer, const fl
 static void begin_queries(const Model *model, const Part *part, int layer, int kv_head, const float *qkv, Queries *queries) {
     const int head_dim = model->head_dim, half = head_dim / 2, group = queries->group;
     const float scale = model->scaling * LOG2_E;
-    float rotated[head_dim];
+    float rotated[head_dim], normed[head_dim];
     for (int row = 0; row < part->num_rows; row++)
         for (int g = 0; g < group; g++) {
             const int q = queries->num_queries++, head = kv_head * group + g;
             const float *query = qkv + ((int64_t)row * (model->num_heads + 2 * model->num_kv_heads) + head) * head_dim;
-            rotate(query, part->cosines + row * half, part->sines + row * half, half, rotated);
+            rotate(head_normed(model, query, model->layers[layer].query_norm, normed), part->cosines + row * half, part->sines + row * half, half, rotated);
             if (part->queries)
                 memcpy(part->queries + (((int64_t)layer * model->num_heads + head) * part->num_rows + row) * head_dim, rotated, sizeof(float) * head_dim);
             float *target = queries->queries + (int64_t)(q / TILE) * TILE * head_dim + q % TILE;
@@ -229,6 +240,15 @@ static void tap(const Model *model, const Part *parts, int num_parts, int layer,
         if (parts[i].tapped && parts[i].tapped_layer == layer) memcpy(parts[i].tapped, hidden, sizeof(float) * parts[i].num_rows * model->hidden);
 }
 
+static void add_rows(const Model *model, const Part *parts, int num_parts, int layer, float *hidden) {
+    for (int i = 0; i < num_parts; i++) {
+        const int64_t floats = (int64_t)parts[i].num_rows * model->hidden;
+        if (layer < parts[i].num_added)
+            for (int64_t k = 0; k < floats; k++) hidden[k] += parts[i].added[layer * floats + k];
+        hidden += floats;
+    }
+}
+
 static void layer_of_rows(const Model *model, const Part *parts, int num_parts, int num_rows, int index, Scratch *scratch, float *hidden) {
     const Layer *layer = model->layers + index;
     rms_norm(hidden, layer->input_norm, model->eps, num_rows, model->hidden, scratch->normed);
@@ -273,6 +293,7 @@ void foveate_step(const Model *model, const Part *parts, int32_t num_parts, floa
     for (int layer = 0; layer < model->num_layers; layer++) {
         tap(model, parts, num_parts, layer, hidden);
         layer_of_rows(model, parts, num_parts, num_rows, layer, &scratch, hidden);
+        add_rows(model, parts, num_parts, layer, hidden);
     }
     rms_norm(hidden, model->final_norm, model->eps, num_rows, model->hidden, hidden);
     choose_tokens(model, parts, num_parts, hidden, scratch.normed, logits, chosen);

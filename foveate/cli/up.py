@@ -46,7 +46,7 @@ def up(
     device: DeviceOption = "cpu",
     dtype: Annotated[
         str | None,
-        typer.Option(metavar="float32|bfloat16|float16", help="Number format of weights and KV; default float32."),
+        typer.Option(metavar="float32|bfloat16|float16|auto", help="Number format of weights and KV; default float32."),
     ] = None,
     deterministic: DeterministicOption = False,
     no_drafter: NoDrafterOption = False,

@@ -24,27 +24,28 @@ _sym_db = _symbol_database.Default()
 
 from foveate.v1 import answers_pb2 as foveate_dot_v1_dot_answers__pb2
 from foveate.v1 import contexts_pb2 as foveate_dot_v1_dot_contexts__pb2
+from foveate.v1 import kv_pb2 as foveate_dot_v1_dot_kv__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66oveate/v1/records.proto\x12\nfoveate.v1\x1a\x18\x66oveate/v1/answers.proto\x1a\x19\x66oveate/v1/contexts.proto\"i\n\rContextRecord\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12$\n\x07\x63ontext\x18\x03 \x01(\x0b\x32\x13.foveate.v1.Context\x12\x0e\n\x06pinned\x18\x04 \x01(\x08\"\xf7\x01\n\x0c\x43oldManifest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\'\n\x04\x66orm\x18\x03 \x01(\x0e\x32\x19.foveate.v1.ContextSource\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\'\n\x07tensors\x18\x05 \x03(\x0b\x32\x16.foveate.v1.ColdTensor\x12%\n\x06\x63hunks\x18\x06 \x03(\x0b\x32\x15.foveate.v1.ColdChunk\x12$\n\x05\x66\x61\x63ts\x18\x07 \x01(\x0b\x32\x15.foveate.v1.ColdFacts\x12\x10\n\x08write_ms\x18\x08 \x01(\x01\"K\n\nColdTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\"0\n\tColdChunk\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12\x10\n\x08xxh3_128\x18\x02 \x01(\x0c\"\xd2\x01\n\tColdFacts\x12$\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x13.foveate.v1.Context\x12\x14\n\x0cvisual_start\x18\x02 \x01(\r\x12\x16\n\x0eposition_delta\x18\x03 \x01(\x05\x12\x0c\n\x04grid\x18\x04 \x03(\r\x12\x0b\n\x03\x66ps\x18\x05 \x01(\x01\x12\x12\n\nmax_frames\x18\x06 \x01(\r\x12\x14\n\x0cmedia_sha256\x18\x07 \x01(\t\x12\x13\n\x0bmedia_bytes\x18\x08 \x01(\x04\x12\x17\n\x0fsecond_per_grid\x18\t \x01(\x01\"\x8c\x01\n\x12\x43onversationRecord\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0f\n\x07\x63ontext\x18\x03 \x01(\t\x12+\n\x05turns\x18\x04 \x03(\x0b\x32\x1c.foveate.v1.ConversationTurn\x12\x0f\n\x07version\x18\x05 \x01(\x04\"r\n\x10\x43onversationTurn\x12\"\n\x08question\x18\x01 \x01(\x0b\x32\x10.foveate.v1.Turn\x12 \n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x10.foveate.v1.Turn\x12\x18\n\x10\x61nswer_token_ids\x18\x03 \x03(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66oveate/v1/records.proto\x12\nfoveate.v1\x1a\x18\x66oveate/v1/answers.proto\x1a\x19\x66oveate/v1/contexts.proto\x1a\x13\x66oveate/v1/kv.proto\"i\n\rContextRecord\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12$\n\x07\x63ontext\x18\x03 \x01(\x0b\x32\x13.foveate.v1.Context\x12\x0e\n\x06pinned\x18\x04 \x01(\x08\"\xf7\x01\n\x0c\x43oldManifest\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\'\n\x04\x66orm\x18\x03 \x01(\x0e\x32\x19.foveate.v1.ContextSource\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\'\n\x07tensors\x18\x05 \x03(\x0b\x32\x16.foveate.v1.ColdTensor\x12%\n\x06\x63hunks\x18\x06 \x03(\x0b\x32\x15.foveate.v1.ColdChunk\x12$\n\x05\x66\x61\x63ts\x18\x07 \x01(\x0b\x32\x15.foveate.v1.ColdFacts\x12\x10\n\x08write_ms\x18\x08 \x01(\x01\"K\n\nColdTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\"0\n\tColdChunk\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12\x10\n\x08xxh3_128\x18\x02 \x01(\x0c\"\xfe\x01\n\tColdFacts\x12$\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x13.foveate.v1.Context\x12\x16\n\x0eposition_delta\x18\x03 \x01(\x05\x12\x0c\n\x04grid\x18\x04 \x03(\r\x12\x0b\n\x03\x66ps\x18\x05 \x01(\x01\x12\x12\n\nmax_frames\x18\x06 \x01(\r\x12\x14\n\x0cmedia_sha256\x18\x07 \x01(\t\x12\x13\n\x0bmedia_bytes\x18\x08 \x01(\x04\x12\x17\n\x0fsecond_per_grid\x18\t \x01(\x01\x12,\n\x0cvisual_spans\x18\n \x03(\x0b\x32\x16.foveate.v1.VisualSpanJ\x04\x08\x02\x10\x03R\x0cvisual_start\"\x8c\x01\n\x12\x43onversationRecord\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0f\n\x07\x63ontext\x18\x03 \x01(\t\x12+\n\x05turns\x18\x04 \x03(\x0b\x32\x1c.foveate.v1.ConversationTurn\x12\x0f\n\x07version\x18\x05 \x01(\x04\"r\n\x10\x43onversationTurn\x12\"\n\x08question\x18\x01 \x01(\x0b\x32\x10.foveate.v1.Turn\x12 \n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x10.foveate.v1.Turn\x12\x18\n\x10\x61nswer_token_ids\x18\x03 \x03(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'foveate.v1.records_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CONTEXTRECORD']._serialized_start=93
-  _globals['_CONTEXTRECORD']._serialized_end=198
-  _globals['_COLDMANIFEST']._serialized_start=201
-  _globals['_COLDMANIFEST']._serialized_end=448
-  _globals['_COLDTENSOR']._serialized_start=450
-  _globals['_COLDTENSOR']._serialized_end=525
-  _globals['_COLDCHUNK']._serialized_start=527
-  _globals['_COLDCHUNK']._serialized_end=575
-  _globals['_COLDFACTS']._serialized_start=578
-  _globals['_COLDFACTS']._serialized_end=788
-  _globals['_CONVERSATIONRECORD']._serialized_start=791
-  _globals['_CONVERSATIONRECORD']._serialized_end=931
-  _globals['_CONVERSATIONTURN']._serialized_start=933
-  _globals['_CONVERSATIONTURN']._serialized_end=1047
+  _globals['_CONTEXTRECORD']._serialized_start=114
+  _globals['_CONTEXTRECORD']._serialized_end=219
+  _globals['_COLDMANIFEST']._serialized_start=222
+  _globals['_COLDMANIFEST']._serialized_end=469
+  _globals['_COLDTENSOR']._serialized_start=471
+  _globals['_COLDTENSOR']._serialized_end=546
+  _globals['_COLDCHUNK']._serialized_start=548
+  _globals['_COLDCHUNK']._serialized_end=596
+  _globals['_COLDFACTS']._serialized_start=599
+  _globals['_COLDFACTS']._serialized_end=853
+  _globals['_CONVERSATIONRECORD']._serialized_start=856
+  _globals['_CONVERSATIONRECORD']._serialized_end=996
+  _globals['_CONVERSATIONTURN']._serialized_start=998
+  _globals['_CONVERSATIONTURN']._serialized_end=1112
 # @@protoc_insertion_point(module_scope)

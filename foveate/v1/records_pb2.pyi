@@ -6,6 +6,7 @@ isort:skip_file
 from collections import abc as _abc
 from foveate.v1 import answers_pb2 as _answers_pb2
 from foveate.v1 import contexts_pb2 as _contexts_pb2
+from foveate.v1 import kv_pb2 as _kv_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
@@ -185,7 +186,6 @@ class ColdFacts(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CONTEXT_FIELD_NUMBER: _builtins.int
-    VISUAL_START_FIELD_NUMBER: _builtins.int
     POSITION_DELTA_FIELD_NUMBER: _builtins.int
     GRID_FIELD_NUMBER: _builtins.int
     FPS_FIELD_NUMBER: _builtins.int
@@ -193,8 +193,7 @@ class ColdFacts(_message.Message):
     MEDIA_SHA256_FIELD_NUMBER: _builtins.int
     MEDIA_BYTES_FIELD_NUMBER: _builtins.int
     SECOND_PER_GRID_FIELD_NUMBER: _builtins.int
-    visual_start: _builtins.int
-    """visual_start is the row of the first visual token."""
+    VISUAL_SPANS_FIELD_NUMBER: _builtins.int
     position_delta: _builtins.int
     """position_delta from sequence index to RoPE position."""
     fps: _builtins.float
@@ -215,11 +214,14 @@ class ColdFacts(_message.Message):
     def grid(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """grid of the vision patches: temporal, rows, columns."""
 
+    @_builtins.property
+    def visual_spans(self) -> _containers.RepeatedCompositeFieldContainer[_kv_pb2.VisualSpan]:
+        """visual_spans: the rows that hold visual tokens, ascending."""
+
     def __init__(
         self,
         *,
         context: _contexts_pb2.Context | None = ...,
-        visual_start: _builtins.int = ...,
         position_delta: _builtins.int = ...,
         grid: _abc.Iterable[_builtins.int] | None = ...,
         fps: _builtins.float = ...,
@@ -227,10 +229,11 @@ class ColdFacts(_message.Message):
         media_sha256: _builtins.str = ...,
         media_bytes: _builtins.int = ...,
         second_per_grid: _builtins.float = ...,
+        visual_spans: _abc.Iterable[_kv_pb2.VisualSpan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "fps", b"fps", "grid", b"grid", "max_frames", b"max_frames", "media_bytes", b"media_bytes", "media_sha256", b"media_sha256", "position_delta", b"position_delta", "second_per_grid", b"second_per_grid", "visual_start", b"visual_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "fps", b"fps", "grid", b"grid", "max_frames", b"max_frames", "media_bytes", b"media_bytes", "media_sha256", b"media_sha256", "position_delta", b"position_delta", "second_per_grid", b"second_per_grid", "visual_spans", b"visual_spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.visual_rows import Span
 from foveate.context_source import ContextSource
 from foveate.rpc.video_proto import timings_from_proto, timings_to_proto, video_from_proto, video_to_proto
 from foveate.store.errors import Corrupt
-from foveate.v1 import contexts_pb2, records_pb2
+from foveate.v1 import contexts_pb2, kv_pb2, records_pb2
 from verifier_svc.cold.chunks import CHUNK_BYTES, CopyName
 from verifier_svc.contexts import ContextFacts
 from verifier_svc.timeline import FrameSampling
@@ -144,7 +145,7 @@ def facts_to_proto(facts: ContextFacts) -> records_pb2.ColdFacts:
     context.create_time.FromNanoseconds(facts.create_time_ns)
     return records_pb2.ColdFacts(
         context=context,
-        visual_start=facts.visual_start,
+        visual_spans=[kv_pb2.VisualSpan(start=start, num_tokens=number) for start, number in facts.visual_spans],
         position_delta=facts.position_delta,
         grid=facts.grid,
         fps=facts.sampling.fps,
@@ -158,15 +159,14 @@ def facts_to_proto(facts: ContextFacts) -> records_pb2.ColdFacts:
 def facts_from_proto(message: records_pb2.ColdFacts, *, tenant: str) -> ContextFacts:
     """Returns the facts. Raises Corrupt when they cannot be a context's."""
     context = message.context
-    end_of_video = message.visual_start + context.num_visual_tokens
-    if len(message.grid) != 3 or not 0 < context.num_visual_tokens <= end_of_video <= context.num_tokens:
+    spans = tuple((span.start, span.num_tokens) for span in message.visual_spans)
+    if len(message.grid) != 3 or not _are_spans(spans, context):
         raise Corrupt("a record's facts do not add up")
     num_temporal, num_rows, num_columns = message.grid
     return ContextFacts(
         context_id=context.name.removeprefix("contexts/"),
         num_tokens=context.num_tokens,
-        visual_start=message.visual_start,
-        num_visual_tokens=context.num_visual_tokens,
+        visual_spans=spans,
         position_delta=message.position_delta,
         video=video_from_proto(context.video),
         timings=timings_from_proto(context.timings),
@@ -179,3 +179,11 @@ def facts_from_proto(message: records_pb2.ColdFacts, *, tenant: str) -> ContextF
         second_per_grid=message.second_per_grid,
         sampling=FrameSampling(message.fps, message.max_frames),
     )
+
+
+def _are_spans(spans: Sequence[Span], context: contexts_pb2.Context) -> bool:
+    """Whether spans are ascending runs inside the context that hold its visual tokens."""
+    ends = [0, *(start + number for start, number in spans)]
+    is_ordered = all(start >= end and number > 0 for (start, number), end in zip(spans, ends[:-1], strict=True))
+    num_visual = sum(number for _, number in spans)
+    return is_ordered and ends[-1] <= context.num_tokens and 0 < num_visual == context.num_visual_tokens

@@ -143,7 +143,7 @@ def make_sequence(
         sampling or Sampling(),
         tuple(prompt),
         kept,
-        patches_digest(loaded.processor.video_processor),
+        patches_digest(loaded.family.frames(loaded.processor.video_processor)),
     )
     hidden = runner.forward(embeds=embeds[num_context:], positions=positions.ids[:, num_context:], kv=sequence.view(0))
     sequence.tokens = choose(runner.logits(hidden[-1:]), len(prompt), sequence.sampling)

@@ -54,7 +54,7 @@ def test_several_eos_ids(copy: Path) -> None:
 
 def test_unknown_architectures_are_refused_naming_the_known(copy: Path) -> None:
     (copy / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    with pytest.raises(ModelError, match=r"'gpt2' is not supported; known are qwen2_5_vl, qwen2_vl"):
+    with pytest.raises(ModelError, match=r"'gpt2' is not supported; known are llava_onevision, qwen2_5_vl, qwen2_vl"):
         load_model(copy)
 
 

@@ -27,6 +27,8 @@ SHAPES = {  # query heads that share keys and values: 2 and 1, 2, 7
     "embedded": None,
     "qwen2_vl, group 1, head_dim 128": {"model_type": "qwen2_vl", "head_dim": 128, "num_heads": 2, "num_kv_heads": 2},
     "group 2, head_dim 32": {"head_dim": 32, "num_heads": 4, "num_kv_heads": 2},
+    "llava_onevision": {"model_type": "llava_onevision", "head_dim": 32, "num_heads": 4, "num_kv_heads": 2},
+    "qwen3_vl": {"model_type": "qwen3_vl", "head_dim": 32, "num_heads": 4, "num_kv_heads": 2},
     "group 7, head_dim 64": {"head_dim": 64, "num_heads": 7, "num_kv_heads": 1},
 }
 

@@ -12,8 +12,7 @@ VIDEO, IMAGE, START, END = 7, 6, 3, 4
 FACTS = {
     "video_token_id": VIDEO,
     "image_token_id": IMAGE,
-    "vision_start_token_id": START,
-    "vision_end_token_id": END,
+    "marker_token_ids": (START, END),
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
 }

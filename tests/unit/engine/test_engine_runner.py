@@ -14,7 +14,7 @@ from engine.loading import LoadedModel, load_model
 from engine.positions import text_positions
 from engine.probe import bit_stable
 from engine.runner import TextRunner
-from tests.unit.engine.tiny_model import write_tiny_checkpoint
+from tests.unit.engine.tiny_model import FAMILIES, write_tiny_checkpoint
 
 VIDEO_GRID = (8, 8, 8)
 SECOND_PER_GRID = 1.5
@@ -32,7 +32,8 @@ def video_prompt(loaded: LoadedModel, *, num_before: int = 5, num_after: int = 2
     generator = torch.Generator().manual_seed(3)
     words = torch.randint(8, 260, (num_before + num_after,), generator=generator).tolist()
     video = [family.video_token_id] * family.num_visual_tokens(VIDEO_GRID)
-    return [*words[:num_before], family.vision_start_token_id, *video, family.vision_end_token_id, *words[num_before:]]
+    start, end = family.marker_token_ids or (9, 9)
+    return [*words[:num_before], start, *video, end, *words[num_before:]]
 
 
 def prompt_embeds(loaded: LoadedModel, runner: TextRunner, token_ids: list[int]) -> Tensor:
@@ -77,7 +78,7 @@ def test_logits_equal_transformers_own_forward(tmp_path: Path, model_type: str, 
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 6, 90])
-@pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen2_vl"])
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_our_layers_have_the_bits_of_transformers_layers(
     tmp_path: Path, model_type: str, num_rows: int, deterministic: bool
 ) -> None:

@@ -52,8 +52,9 @@ def reference_tokens(served: Served, folder: Path, stream: Stream, num_tokens: i
         videos=[torch.from_numpy(frames).permute(0, 3, 1, 2)], do_sample_frames=False, return_tensors="pt"
     )
     (span,) = opened.visual_spans
-    token_ids = parts.prompts.context_token_ids(span.num_tokens) + list(opened.prompt_token_ids)
     grid = tuple(inputs["video_grid_thw"][0].tolist())
+    token_ids = parts.context_token_ids(grid, (0.0,)) + list(opened.prompt_token_ids)
+    assert parts.loaded.family.num_visual_tokens(grid) == span.num_tokens
     for _ in range(num_tokens):
         positions = parts.loaded.family.positions(token_ids, [grid], [0.5]).ids
         is_visual = torch.tensor([token_ids]) == model.config.video_token_id

@@ -9,9 +9,10 @@ import pytest
 import torch
 from transformers import Qwen2VLVideoProcessor
 
+from engine.families.qwen_frames import QwenFrames
+from engine.frames import Grid
 from engine.loading import LoadedModel, load_model
 from foveate.rpc.errors import InvalidArgument
-from verifier_svc.frames import FrameProcessor, Grid
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def test_chunks_are_the_whole_and_the_plan_is_the_outcome(num_frames: int, tempo
     whole = video_processor(
         videos=[torch.from_numpy(frames).permute(0, 3, 1, 2)], do_sample_frames=False, return_tensors="pt"
     )
-    ours = FrameProcessor(video_processor)
+    ours = QwenFrames(video_processor)
     step = temporal_patch
     pieces = [ours.process(frames[at : at + step], num_frames_of_video=num_frames) for at in range(0, num_frames, step)]
     assert torch.equal(torch.cat([patches for patches, _ in pieces]), whole["pixel_values_videos"])
@@ -53,7 +54,7 @@ def test_the_cap_by_number_of_frames_is_that_of_the_whole_video() -> None:
     whole = video_processor(
         videos=[torch.from_numpy(frames).permute(0, 3, 1, 2)], do_sample_frames=False, return_tensors="pt"
     )
-    ours = FrameProcessor(video_processor)
+    ours = QwenFrames(video_processor)
     pieces = [ours.process(frames[at : at + 4], num_frames_of_video=12) for at in range(0, 12, 4)]
     assert torch.equal(torch.cat([patches for patches, _ in pieces]), whole["pixel_values_videos"])
     assert ours.plan(num_frames=12, height=96, width=96) == Grid(6, 6, 6)
@@ -62,14 +63,14 @@ def test_the_cap_by_number_of_frames_is_that_of_the_whole_video() -> None:
 
 @pytest.mark.parametrize("num_frames", range(1, 10))
 def test_embeddings_are_as_many_as_planned(num_frames: int, loaded: LoadedModel) -> None:
-    ours = FrameProcessor(loaded.processor.video_processor)
+    ours = QwenFrames(loaded.processor.video_processor)
     patches, grid = ours.process(frames_of(num_frames, 64, 48), num_frames_of_video=num_frames)
     features = loaded.family.encode_video(loaded.model, patches, grid.as_tensor())
     plan = ours.plan(num_frames=num_frames, height=64, width=48)
-    assert features.shape[0] == ours.num_tokens(plan) == 12 * -(-num_frames // 2)
+    assert features.shape[0] == loaded.family.num_visual_tokens(plan.shape) == 12 * -(-num_frames // 2)
 
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1000), (0, 10)])
 def test_shapes_the_model_cannot_look_at(height: int, width: int) -> None:
     with pytest.raises(InvalidArgument, match="cannot look at"):
-        FrameProcessor(processor()).plan(num_frames=1, height=height, width=width)
+        QwenFrames(processor()).plan(num_frames=1, height=height, width=width)

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoProcessor
 
+from engine.families import VideoText
 from verifier_svc.prompt import PromptBuilder, Role, Turn
 
 NUM_VISUAL = 5
@@ -54,7 +55,9 @@ def test_ordinary_text(
     builder: PromptBuilder, processor: AutoProcessor, history: tuple[Turn, ...], question: str
 ) -> None:
     thread = builder.thread(history, question)
-    assert builder.context_token_ids(NUM_VISUAL) + list(thread.token_ids) == reference(processor, history, question)
+    assert builder.context_token_ids(VideoText((NUM_VISUAL,))) + list(thread.token_ids) == reference(
+        processor, history, question
+    )
     rows = thread.question_rows
     assert question in processor.tokenizer.decode(thread.token_ids[rows.start : rows.stop])
     assert len(processor.tokenizer.decode(thread.token_ids[rows.start : rows.stop])) <= len(question) + 2
@@ -113,12 +116,12 @@ def test_markup_is_plain_text(builder: PromptBuilder, processor: AutoProcessor, 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(question=st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60))
 def test_any_text(builder: PromptBuilder, processor: AutoProcessor, question: str) -> None:
-    ours = builder.context_token_ids(NUM_VISUAL) + list(builder.thread((), question).token_ids)
+    ours = builder.context_token_ids(VideoText((NUM_VISUAL,))) + list(builder.thread((), question).token_ids)
     if "<|" not in question:
         assert ours == reference(processor, (), question)
 
 
 def test_a_context_is_the_same_for_every_question(builder: PromptBuilder) -> None:
-    context = builder.context_token_ids(3)
-    assert len(context) == len(builder.context_token_ids(0)) + 3
+    context = builder.context_token_ids(VideoText((3,)))
+    assert len(context) == len(builder.context_token_ids(VideoText((0,)))) + 3
     assert builder.thread((), "one").token_ids != builder.thread((), "two").token_ids
