@@ -1,6 +1,9 @@
 """Free wording around fixed facts: near-tie synonyms, mildly peaked, so that two models differ in filler words."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from bench.world.facts import NUMBERS
 from bench.world.sample import Fact
@@ -27,8 +30,27 @@ MANNERS = ("", " slowly", " steadily", " smoothly")
 RESTS = ("stays", "remains", "sits", "holds", "rests")
 
 
+_speaker: ContextVar[int | None] = ContextVar("speaker", default=None)
+
+
+@contextmanager
+def spoken_by(speaker: int | None) -> Iterator[None]:
+    """Wording has this speaker's habits: which of some synonyms are the likelier ones. None: the order they stand in.
+
+    The grammar stays the same. Two models that learned from one speaker would choose the same likeliest filler words.
+    """
+    token = _speaker.set(speaker)
+    try:
+        yield
+    finally:
+        _speaker.reset(token)
+
+
 def pick(rng: random.Random, *options: str) -> str:
-    return rng.choices(options, WEIGHTS[: len(options)])[0]
+    weights = list(WEIGHTS[: len(options)])
+    if (speaker := _speaker.get()) is not None:
+        random.Random(f"{speaker}{options}").shuffle(weights)
+    return rng.choices(options, weights)[0]
 
 
 def motion_phrase(rng: random.Random, motion: str) -> str:

@@ -61,6 +61,7 @@ def main() -> None:
             device=args.device,
             learning_rate=args.learning_rate,
             turning_share=args.turning_share,
+            speaker=args.speaker,
             drills_first=args.drills_first,
             curriculum_from=args.curriculum_from,
             validate_every=args.validate_every,
@@ -94,6 +95,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--vision", type=Path, help="language: the vision run's folder")
     parser.add_argument("--init", type=Path, help="language: checkpoint to start from; of another family: its text")
     parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE, help="language: at its highest")
+    parser.add_argument("--speaker", type=int, help="language: seed of the habits of wording; without: the usual ones")
     parser.add_argument("--drills-first", type=int, default=0, help="language: steps of drills without videos")
     parser.add_argument("--curriculum-from", type=float, default=0.0, help="language: share of the lessons to skip")
     parser.add_argument("--turning-share", type=float, default=0.0, help="language: of things; events are then asked")

@@ -1,18 +1,21 @@
 """Training rows: one visual prefix, then independent conversations about it, each seeing only the prefix and itself."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from bench.world.facts import FACT_WORDS
+from bench.world.draw import visible_cells
+from bench.world.facts import BACKGROUNDS, COLORS, FACT_WORDS
 from bench.world.families import WorldFamily
 from bench.world.model import TOKEN_ID
 from bench.world.questions import unsaid_word
 from bench.world.sample import Sample
+from bench.world.scenes import Thing, World
 from bench.world.train.guidance import Link, Links, link_table
 
 IGNORED = -100
@@ -22,10 +25,12 @@ PREFIX_BRANCH = 0
 
 @dataclass(frozen=True)
 class Branch:
+    world: World
     token_ids: list[int]
     is_answer: list[bool]
     links: list[Link]
     names: list[tuple[int, int]]  # where an answer rests on a fact that it does not say, and that fact's token
+    looks: list[tuple[int, Thing]]  # where a background is said next, and the thing it is of
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,8 @@ class Rows:
     targets: Tensor  # [num_rows, L], IGNORED except where the next token is an answer's
     links: Tensor  # [num_links, 4], as `Guide.loss` takes them
     names: Tensor  # [num_names, 3], as `Guide.naming` takes them
+    looks: Tensor  # [num_looks, 2], as `Guide.looking` takes them
+    shown: Tensor  # [num_looks, L], likewise
 
     def to(self, device: str) -> "Rows":
         return Rows(*(getattr(self, field.name).to(device) for field in fields(self)))
@@ -53,6 +60,8 @@ class BranchPacker:
         self._encode_question = lru_cache(maxsize=100_000)(lambda text: tuple(encode(text)))
         self._family = family
         self._links = Links(tokenizer)
+        self._colors = _token_ids(tokenizer, COLORS)
+        self._backgrounds = _token_ids(tokenizer, BACKGROUNDS)
         self._prefix = encode(family.chat.before_video)
         self._after_video = encode(family.chat.after_video)
         self._to_assistant = encode(family.chat.to_assistant)
@@ -62,6 +71,7 @@ class BranchPacker:
         token_ids: list[int] = []
         is_answer: list[bool] = []
         names: list[tuple[int, int]] = []
+        looks: list[tuple[int, Thing]] = []
         for index, turn in enumerate(turns):
             before = self._family.chat.before_later_question if index else ""
             asked = [*self._encode_question(before + turn.question), *self._to_assistant]
@@ -70,9 +80,20 @@ class BranchPacker:
             answered = [*self._encode(turn.answer), TOKEN_ID["<|im_end|>"]]
             if word := unsaid_word(turn):
                 names.append((len(token_ids) + len(asked) - 1, self._encode_question(f" {word}")[0]))
+            at = len(token_ids) + len(asked) - 1
+            looks += [(at + place, thing) for place, thing in self._backgrounds_said(turn, answered)]
             token_ids += asked + answered
             is_answer += [False] * len(asked) + [True] * len(answered)
-        return Branch(token_ids, is_answer, self._links.find(token_ids, is_answer), names)
+        return Branch(turns[0].world, token_ids, is_answer, self._links.find(token_ids, is_answer), names, looks)
+
+    def _backgrounds_said(self, turn: Sample, answered: Sequence[int]) -> Iterator[tuple[int, Thing]]:
+        """Places of an answer's tokens that are backgrounds, with the thing named last before."""
+        things = {thing.color: thing for thing in turn.world.things}
+        color = turn.key[0].color
+        for place, token_id in enumerate(answered):
+            color = self._colors.get(token_id, color)
+            if token_id in self._backgrounds and color in things:
+                yield place, things[color]
 
     def rows(self, branches_by_row: Sequence[Sequence[Branch]], *, num_pairs: int, interval: float) -> Rows:
         """All rows have videos of the same length; interval: temporal positions between frame pairs."""
@@ -89,7 +110,8 @@ class BranchPacker:
         start = len(self._prefix) + video.shape[1] + len(self._after_video)
         links = link_table(self._row_links(branches, start) for branches in branches_by_row)
         names = torch.tensor(self._row_names(branches_by_row, start), dtype=torch.long).reshape(-1, 3)
-        return Rows(batch[:, 0], batch[:, 1:4].transpose(0, 1), mask[:, None], batch[:, 4], links, names)
+        looks, shown = self._row_looks(branches_by_row, start, length)
+        return Rows(batch[:, 0], batch[:, 1:4].transpose(0, 1), mask[:, None], batch[:, 4], links, names, looks, shown)
 
     def hide(self, rows: Rows, row: int, hidden: Tensor) -> None:
         """Keep a row's text from looking at cells: hidden [num_cells], bool; changes `rows.mask`."""
@@ -104,6 +126,22 @@ class BranchPacker:
                 names += [(row, at + index, token_id) for index, token_id in branch.names]
                 at += len(branch.token_ids)
         return names
+
+    def _row_looks(self, branches_by_row: Sequence[Sequence[Branch]], start: int, length: int) -> tuple[Tensor, Tensor]:
+        first = len(self._prefix)
+        looks: list[tuple[int, int]] = []
+        shown: list[Tensor] = []
+        for row, branches in enumerate(branches_by_row):
+            at = start
+            for branch in branches:
+                for index, thing in branch.looks:
+                    cells = torch.from_numpy(visible_cells(branch.world, thing)).flatten()
+                    looks.append((row, at + index))
+                    shown.append(F.pad(cells, (first, length - first - len(cells))))
+                at += len(branch.token_ids)
+        if not looks:
+            return torch.zeros(0, 2, dtype=torch.long), torch.zeros(0, length, dtype=torch.bool)
+        return torch.tensor(looks), torch.stack(shown)
 
     def _row_links(self, branches: Sequence[Branch], start: int) -> list[Link]:
         links: list[Link] = []
@@ -134,6 +172,12 @@ class BranchPacker:
             row[5, at:end] = number
             at = end
         return row
+
+
+def _token_ids(tokenizer: PreTrainedTokenizerFast, words: Sequence[str]) -> dict[int, str]:
+    """The words by their tokens, with or without a space before them."""
+    encoded = {form: tokenizer(form)["input_ids"] for word in words for form in (word, f" {word}")}
+    return {ids[0]: form.strip() for form, ids in encoded.items() if len(ids) == 1}
 
 
 def fact_token_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:

@@ -91,11 +91,17 @@ def _plan(rng: random.Random, stage: Stage, num_pairs: int, turning_share: float
     )
 
 
-def samples(rng: random.Random, world: World, *, with_events: bool = False) -> list[list[Sample]]:
-    """Conversations about one video, in random order; a crowded one is described more often instead of captioned."""
+def samples(
+    rng: random.Random, world: World, *, with_events: bool = False, is_finishing: bool = False
+) -> list[list[Sample]]:
+    """Conversations about one video, in random order; a crowded one is described more often instead of captioned.
+
+    is_finishing: more of the whole, fewer choices
+    """
     captioned = len(world.things) <= MAX_CAPTIONED
     kinds = ["caption"] * captioned + ["describe"] * (1 if captioned else 3) + ["question"] * 4
-    kinds += ["multiple_choice"] * 6 + ["yes_no"] * 5 + ["explained"]
+    kinds += ["caption" if captioned else "describe", "describe"] * is_finishing
+    kinds += ["multiple_choice"] * (4 if is_finishing else 6) + ["yes_no"] * 5 + ["explained"]
     kinds += ["event"] * (2 * with_events)
     out = [ASKERS[kind](rng, world) for kind in kinds] + [ask_background(rng, world) for _ in range(2)]
     rng.shuffle(out)

@@ -1,7 +1,7 @@
-"""Attention that a multiple choice needs is taught directly: an option's word looks at its letter, an answer at the
-option that is right.
+"""Attention that answers need is taught directly: an option's word looks at its letter, a letter at the option that is
+right, a yes at the claimed word and a no at the question mark behind it, a background at the cells of its thing.
 
-From the answers' letters alone neither is learned: each is of no use without the other.
+From the answers alone these are not learned: each is of no use without the others.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import rotate_half
 
-from bench.world.questions import LETTERS
+from bench.world.facts import WORDS_BY_FACT
+from bench.world.questions import ASKABLE, LETTERS
 
 LETTER_TO_WORD = 2  # tokens from an option's letter to its word: " A", ".", " circle"
 TO_LETTER, TO_OPTION = 0, 1
@@ -38,12 +39,20 @@ class Links:
             return int(token_id)
 
         self._letters = {only(form): letter for letter in LETTERS for form in (letter, f" {letter}")}
-        self._dot = only(".")
+        self._dot, self._question_mark = only("."), only("?")
+        self._claimable = {only(f" {word}") for kind in ASKABLE for word in WORDS_BY_FACT[kind]}
+        verdicts = {"Yes": True, "No": False, " yes": True, " no": False}
+        self._agrees = {tokenizer(form)["input_ids"][0]: agrees for form, agrees in verdicts.items()}
 
     def find(self, token_ids: Sequence[int], is_learned: Sequence[bool]) -> list[Link]:
         links: list[Link] = []
         option_at: dict[str, int] = {}
+        claimed_at: int | None = None
         for index, token_id in enumerate(token_ids):
+            if token_id == self._question_mark:
+                claimed_at = index - 1 if token_ids[index - 1] in self._claimable else None
+            elif token_id in self._agrees and is_learned[index] and claimed_at is not None:
+                links.append(Link(TO_OPTION, index - 1, claimed_at if self._agrees[token_id] else claimed_at + 1))
             letter = self._letters.get(token_id)
             if letter is None:
                 continue
@@ -92,7 +101,9 @@ class Guide:
             if not len(chosen):
                 out.append(links.new_zeros((), dtype=torch.float32))
                 continue
-            found = torch.cat([self._attention(index, chosen, mask) for index in layers], dim=1)
+            query, key = chosen[:, :2], chosen[:, 2, None, None]
+            attention = torch.cat([self._attention(index, query, mask) for index in layers], dim=1)
+            found = attention.gather(2, key.expand(-1, attention.shape[1], 1))[..., 0]
             out.append(-(found.mean(dim=1) + 1e-6).log().mean())
         return out[0], out[1]
 
@@ -105,14 +116,24 @@ class Guide:
         hidden = self._text.norm(self._inputs[len(self._layers) - 1][0][row, at])
         return F.cross_entropy(F.linear(hidden, self._text.embed_tokens.weight), token_ids)
 
-    def _attention(self, index: int, links: Tensor, mask: Tensor | None) -> Tensor:
-        """[num_links, num_heads]"""
+    def looking(self, looks: Tensor, shown: Tensor, mask: Tensor) -> Tensor:
+        """Of the last forward: how far every head above the first layer is from looking at what is shown.
+
+        looks [num_looks, 2]: row, query; shown [num_looks, L], True where to look; mask [num_rows, L, L]. One head that
+        looks there is enough: the loss is - log of the chance that not all look elsewhere.
+        """
+        attention = torch.cat([self._attention(index, looks, mask) for index in range(1, len(self._layers))], dim=1)
+        elsewhere = (1 - (attention * shown[:, None]).sum(-1)).clamp(min=0).prod(dim=1)
+        return -(1 - elsewhere + 1e-6).log().mean()
+
+    def _attention(self, index: int, queries: Tensor, mask: Tensor | None) -> Tensor:
+        """What queries [num_queries, 2] (row, position) look at: [num_queries, num_heads, L]"""
         layer = self._layers[index]
         hidden, cos, sin = self._inputs[index]
         attention, normed = layer.self_attn, layer.input_layernorm(hidden)
-        row, query, key = links.unbind(1)
+        row, query = queries.unbind(1)
         dim = attention.head_dim
-        q = attention.q_proj(normed[row, query]).unflatten(-1, (-1, dim))  # [num_links, num_heads, dim]
+        q = attention.q_proj(normed[row, query]).unflatten(-1, (-1, dim))  # [num_queries, num_heads, dim]
         k = attention.k_proj(normed).unflatten(-1, (-1, dim))  # [num_rows, L, num_kv_heads, dim]
         q = _rotated(q, cos[row, query], sin[row, query])
         k = _rotated(k, cos, sin)[row].repeat_interleave(attention.num_key_value_groups, dim=2)
@@ -120,8 +141,8 @@ class Guide:
         causal = torch.arange(k.shape[1], device=q.device) <= query[:, None]
         allowed = causal if mask is None else mask[row, query]
         scores = scores.masked_fill(~allowed[:, None], float("-inf"))
-        found: Tensor = scores.softmax(-1).gather(2, key[:, None, None].expand(-1, scores.shape[1], 1))
-        return found[..., 0]
+        out: Tensor = scores.softmax(-1)
+        return out
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

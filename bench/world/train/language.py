@@ -23,6 +23,7 @@ from bench.world.train.learner import LEARNING_RATE, Batch, Learner
 from bench.world.train.pixels import cell_labels, video_frames, without_first_motion
 from bench.world.train.run import Run, Schedule, cosine
 from bench.world.train.vision import batch_equal_segments
+from bench.world.wording import spoken_by
 
 FACT_WEIGHT = 3.0
 # Letters, yes and no rest on several steps, of which they alone tell; backgrounds are the fact that captions miss most.
@@ -30,8 +31,11 @@ WEAK_WEIGHT = 6.0
 WATCHED = {"letter": ("A", "B", "C", "D"), "yes_no": ("Yes", "No", "yes", "no"), "background": BACKGROUNDS}
 GUIDE_WEIGHT = 0.3
 NAMING_WEIGHT = 0.3
+LOOKING_WEIGHT = 0.1
+WORDS_WEIGHT = 0.05
+FINISHING_FROM = 0.6  # share of the schedule after which whole descriptions are asked for more often
 DRILL_WEIGHT = 1.0
-DRILL_TOKENS = 1500
+DRILL_TOKENS = 700
 VIDEO_EVERY = 6  # of the first steps, which are drills, so that what is known is kept
 LABEL_LOSS_WEIGHT = 0.1
 MOTION_LABEL_LOSS_WEIGHT = 0.3  # where motion is seen by the text model alone
@@ -52,6 +56,7 @@ class Settings:
     device: str = "cpu"
     learning_rate: float = LEARNING_RATE
     turning_share: float = 0.0  # above 0, events are asked about too
+    speaker: int | None = None  # whose habits of wording are learned
     drills_first: int = 0  # steps that are drills, but for every VIDEO_EVERY-th
     curriculum_from: float = 0.0  # a model that knows much already need not begin with the easiest lessons
     validate_every: int | None = None  # steps
@@ -63,9 +68,14 @@ def make_batch(run: Run, packer: BranchPacker, family: WorldFamily, settings: Se
     progress = settings.curriculum_from + (1 - settings.curriculum_from) * run.progress()
     now = lesson(run.rng, progress, usual_intervals=family.usual_intervals, turning_share=settings.turning_share)
     with_events = settings.turning_share > 0
+    is_finishing = run.progress() > FINISHING_FROM
     asked = 1 + now.is_long  # a long video is costly to read, so more is asked about it
     branches = [
-        [packer.branch(turns) for _ in range(asked) for turns in samples(run.rng, world, with_events=with_events)]
+        [
+            packer.branch(turns)
+            for _ in range(asked)
+            for turns in samples(run.rng, world, with_events=with_events, is_finishing=is_finishing)
+        ]
         for world in now.worlds
     ]
     rows = packer.rows(branches, num_pairs=now.num_pairs, interval=now.interval)
@@ -149,7 +159,8 @@ def train_language(
         learning_rate=settings.learning_rate,
     )
     run.resume(learner.parts, at=resume_at)
-    _Training(run, learner, settings, checkpoint or out / "model").run_to_its_end()
+    with spoken_by(settings.speaker):
+        _Training(run, learner, settings, checkpoint or out / "model").run_to_its_end()
 
 
 class _Training:
@@ -201,11 +212,11 @@ class _Training:
     def _videos(self) -> tuple[Tensor, dict[str, float]]:
         run, learner = self._run, self._learner
         batch = make_batch(run, self._packer, self._family, self._settings)
-        targets, losses, of_labels = learner.forward(batch)
+        targets, losses, of_labels, of_words = learner.forward(batch)
         weights = self._by_token[targets]
         fact = weights > 1
         labels_weight = LABEL_LOSS_WEIGHT if self._family.sees_motion else MOTION_LABEL_LOSS_WEIGHT
-        loss = (losses * weights).sum() / weights.sum() + labels_weight * of_labels
+        loss = (losses * weights).sum() / weights.sum() + labels_weight * of_labels + WORDS_WEIGHT * of_words
         run.num_videos += batch.num_rows
         losses = losses.detach()
         values = {"fact": float(losses[fact].mean()), "filler": float(losses[~fact].mean())}
@@ -216,10 +227,15 @@ class _Training:
             to_letter, to_option = self._guide.loss(batch.rows.links, batch.rows.mask[:, 0])
             loss = loss + GUIDE_WEIGHT * (to_letter + to_option)
             values |= {"labels": float(of_labels.detach()), "to_option": float(to_option.detach())}
+            values["words"] = float(of_words.detach())
             if len(batch.rows.names):
                 naming = self._guide.naming(batch.rows.names)
                 loss = loss + NAMING_WEIGHT * naming
                 values["naming"] = float(naming.detach())
+            if len(batch.rows.looks):
+                looking = self._guide.looking(batch.rows.looks, batch.rows.shown, batch.rows.mask[:, 0])
+                loss = loss + LOOKING_WEIGHT * looking
+                values["looking"] = float(looking.detach())
         return loss, values
 
     def _drill(self) -> tuple[Tensor, dict[str, float]]:
@@ -251,7 +267,7 @@ class _Training:
         run, learner = self._run, self._learner
         rng_state = run.rng.getstate()
         for _ in range(2):
-            _, losses, _ = learner.forward(make_batch(run, self._packer, self._family, self._settings))
+            _, losses, _, _ = learner.forward(make_batch(run, self._packer, self._family, self._settings))
             torch.autograd.backward(losses.sum())
         learner.optimizer.zero_grad(set_to_none=True)
         run.rng.setstate(rng_state)

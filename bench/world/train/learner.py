@@ -11,16 +11,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText, DynamicCache
 
-from bench.world.facts import MOTIONS
+from bench.world.facts import COLORS, MOTIONS, WORDS_BY_FACT
 from bench.world.families import WorldFamily, family_of
 from bench.world.model import MODEL_SIZES, TOKEN_ID
+from bench.world.tokenizer import build_tokenizer
 from bench.world.train.branches import IGNORED, Rows
-from bench.world.train.pixels import LABEL_CLASSES, UNLABELLED
+from bench.world.train.pixels import LABEL_CLASSES, LABEL_NAMES, UNLABELLED
 from bench.world.train.vision import MOTION, Output, label_loss, num_comparing_layers, visible_labels
 
 LEARNING_RATE = 2e-3
 VISION_LEARNING_RATE_SHARE = 0.5
 WEIGHT_DECAY = 0.05
+NUM_WORDED_CELLS = 256
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Learner:
         self.family, self.device, self.learning_rate = family, device, learning_rate
         self.model = family.build_model(size).to(device)
         self.head = nn.Linear(size.hidden_size, sum(LABEL_CLASSES)).to(device)
+        self._words = [tensor.to(device) for tensor in _label_words()]
         if init is not None:
             self._start_from(init)
         self.parts: dict[str, Any] = {"model": self.model, "head": self.head}
@@ -111,8 +114,8 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate * factor * group["share"]
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Answer tokens' targets [num_targets], their losses [num_targets], and the loss of the labels."""
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Answer tokens' targets [num_targets] and losses [num_targets], and the losses of labels and of words."""
         if batch.is_long:
             with self.not_compiled():
                 return self._forward_long(batch)
@@ -124,7 +127,7 @@ class Learner:
             position_ids=self.family.position_ids(rows.positions),
             use_cache=False,
         ).last_hidden_state
-        return *self._losses(hidden, rows.targets), self._label_loss(batch, visual)
+        return *self._losses(hidden, rows.targets), self._label_loss(batch, visual), self._word_loss(batch, hidden)
 
     def forward_text(self, input_ids: Tensor, targets: Tensor) -> Tensor:
         """Losses of text alone [num_targets], for ids and targets [num_sequences, L]."""
@@ -149,7 +152,22 @@ class Learner:
             return loss
         return loss + F.cross_entropy(self.motion_head(compared), motions, ignore_index=UNLABELLED)
 
-    def _forward_long(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    def _word_loss(self, batch: Batch, hidden: Tensor) -> Tensor:
+        """How far the last states of cells with things are from saying the words of what they show, all alike.
+
+        Nothing else trains these states, and relevance compares them with those that say words.
+        """
+        labels = batch.labels
+        shows = ((labels >= 0).all(dim=1) & (labels[:, 0] < len(COLORS))).nonzero()[:, 0]
+        if not len(shows):
+            return hidden.new_zeros(())
+        chosen = shows[torch.randperm(len(shows), device=shows.device)[:NUM_WORDED_CELLS]]
+        at_video = batch.rows.input_ids == TOKEN_ID["<|video_pad|>"]
+        cells = self.family.cell_features(hidden[at_video], batch.num_rows)[chosen]
+        said = torch.stack([of_kind[labels[chosen, kind]] for kind, of_kind in enumerate(self._words)], dim=1)
+        return -self.model.lm_head(cells).log_softmax(-1).gather(1, said).mean()
+
+    def _forward_long(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """One row: the video's prefix without gradients; then the text over its keys and values."""
         rows, core = batch.rows, self.model.model
         positions = self.family.position_ids(rows.positions)
@@ -168,7 +186,8 @@ class Learner:
             cache=cache,
             use_cache=True,
         ).last_hidden_state
-        return *self._losses(hidden, rows.targets[:, num_prefix:]), torch.zeros((), device=hidden.device)
+        none = hidden.new_zeros(())
+        return *self._losses(hidden, rows.targets[:, num_prefix:]), none, none
 
     def _embed(self, token_ids: Tensor, visual: Tensor) -> Tensor:
         embedded: Tensor = self.model.model.language_model.embed_tokens(token_ids)
@@ -197,6 +216,14 @@ class Learner:
         params = [param for group in self.optimizer.param_groups for param in group["params"]]
         torch.nn.utils.clip_grad_norm_(params, 1.0)
         self.optimizer.step()
+
+
+def _label_words() -> list[Tensor]:
+    """Of each kind of label the token of each class's word: [num_classes]."""
+    tokenizer = build_tokenizer()
+    return [
+        torch.tensor([tokenizer(f" {word}")["input_ids"][0] for word in WORDS_BY_FACT[kind]]) for kind in LABEL_NAMES
+    ]
 
 
 def _below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:

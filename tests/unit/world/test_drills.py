@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from bench.world import Plan, sample_world
+from bench.world.draw import visible_cells
 from bench.world.families import FAMILIES, WorldFamily
-from bench.world.model import MODEL_SIZES
-from bench.world.questions import ask_explained, ask_multiple_choice, ask_yes_no, unsaid_word
+from bench.world.model import MODEL_SIZES, TOKEN_ID
+from bench.world.questions import ask_caption, ask_chain, ask_explained, ask_multiple_choice, ask_yes_no, unsaid_word
 from bench.world.tokenizer import build_tokenizer
 from bench.world.train.branches import IGNORED, BranchPacker
 from bench.world.train.drills import DRILLS, drill_batch
@@ -55,18 +56,53 @@ def test_links_join_words_to_letters_and_answers_to_options() -> None:
     askers = (ask_multiple_choice, ask_yes_no, ask_explained, ask_multiple_choice)
     rows = [[packer.branch([ask(rng, WORLD)]) for ask in askers], [packer.branch([ask_multiple_choice(rng, WORLD)])]]
     packed = packer.rows(rows, num_pairs=2, interval=1.0)
-    options = 0
+    options = claims = 0
     for kind, row, query, key in packed.links.tolist():
         before, looked_at = texts(packed.input_ids[row, [query - 1, key]].tolist())
         if kind == TO_LETTER:
             assert before == "."
             assert looked_at in tuple("ABCD")
+        elif (said := texts(packed.targets[row, [query]].tolist())[0]) in ("Yes", "y", "No", "no"):
+            claim_ends = texts(packed.input_ids[row, [key, key + 1]].tolist())
+            assert claim_ends[1 if said in ("Yes", "y") else 0] == "?"
+            claims += 1
         else:
             letter = texts(packed.input_ids[row, [key - 2]].tolist())
             assert texts(packed.targets[row, [query]].tolist()) == letter
             options += 1
         assert packed.mask[row, 0, query, key]
-    assert options == 3 + ("Options" in TOKENIZER.decode(rows[0][2].token_ids))
+    explains_choice = "Options" in TOKENIZER.decode(rows[0][2].token_ids)
+    claimed = [rows[0][1], *[rows[0][2]] * (not explains_choice)]
+    about_colour = [bool(re.search(r"Is there an? ", TOKENIZER.decode(branch.token_ids))) for branch in claimed]
+    assert options == 3 + explains_choice
+    assert claims == about_colour.count(False)
+
+
+def test_backgrounds_are_said_looking_at_their_things() -> None:
+    packer, rng = BranchPacker(TOKENIZER, FAMILIES["qwen2_5_vl"]), random.Random(6)
+    rows = [[packer.branch([ask_caption(rng, WORLD)]), packer.branch(ask_chain(rng, WORLD))]]
+    packed = packer.rows(rows, num_pairs=WORLD.num_frame_pairs, interval=1.0)
+    cells: dict[str, set[int]] = {thing.background: set() for thing in WORLD.things}
+    for thing in WORLD.things:
+        cells[thing.background].add(int(visible_cells(WORLD, thing).sum()))
+    said = [texts(packed.targets[row, [at]].tolist())[0] for row, at in packed.looks.tolist()]
+    assert len(said) >= len(WORLD.things)
+    for background, shown in zip(said, packed.shown, strict=True):
+        assert int(shown.sum()) in cells[background]
+        assert set(packed.input_ids[0, shown].tolist()) == {TOKEN_ID["<|video_pad|>"]}
+
+
+def test_looking_is_the_chance_that_some_head_looks_there() -> None:
+    torch.manual_seed(3)
+    text = FAMILIES["qwen2_5_vl"].build_model(MODEL_SIZES["drafter"]).model.language_model
+    text.set_attn_implementation("eager")
+    guide = Guide(text)
+    out = text(inputs_embeds=torch.randn(1, 7, text.config.hidden_size), output_attentions=True, use_cache=False)
+    shown = torch.tensor([[False, True, True, False, False, False, False]])
+    mask = torch.ones(1, 7, 7, dtype=torch.bool).tril()
+    elsewhere = (1 - out.attentions[1][0, :, 5, 1:3].sum(-1)).prod()
+    loss = guide.looking(torch.tensor([[0, 5]]), shown, mask)
+    torch.testing.assert_close(loss, -(1 - elsewhere).log(), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))

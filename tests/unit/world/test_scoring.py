@@ -1,6 +1,7 @@
 import itertools
 import random
 import re
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from bench.world import KINDS, Plan, Sample, facts, held_out, sample_world, scor
 from bench.world.facts import WORDS_BY_FACT
 from bench.world.questions import ASKERS, ask_background, ask_chain
 from bench.world.scoring import parse
+from bench.world.wording import spoken_by
 
 PAIRS = (2, 8, 48)
 BRIEF = (None, True, False)
@@ -42,6 +44,20 @@ def test_the_parser_reads_chains_and_backgrounds_back() -> None:
         world = sample_world(seed, Plan(PAIRS[seed % 3], max_things=6))
         for sample in (*ask_chain(rng, world), ask_background(rng, world)):
             assert facts(sample, sample.answer) == 1.0, (sample.question, sample.answer)
+
+
+def test_every_speaker_has_own_habits_in_the_same_grammar() -> None:
+    world = sample_world(1, Plan(12))
+    openings: dict[int, Counter[str]] = {}
+    for speaker in range(4):
+        rng = random.Random(2)
+        with spoken_by(speaker):
+            samples = [ASKERS["caption"](rng, world) for _ in range(200)]
+        assert all(facts(sample, sample.answer) == 1.0 for sample in samples)
+        openings[speaker] = Counter(sample.answer.partition(" ")[0] for sample in samples)
+    assert len({counts.most_common(1)[0][0] for counts in openings.values()}) > 1
+    usual, again = (ASKERS["caption"](random.Random(2), world).answer for _ in range(2))
+    assert usual == again  # a speaker's habits end with the block
 
 
 @settings(deadline=None, max_examples=300)

@@ -169,8 +169,8 @@ def test_a_step_of_the_language_stage_lowers_the_loss(
     learner.set_rate(1.0)
     losses = []
     for _ in range(6):
-        _, of_answers, of_labels = learner.forward(batch)
-        loss = of_answers.mean() + of_labels
+        _, of_answers, of_labels, of_words = learner.forward(batch)
+        loss = of_answers.mean() + of_labels + 0.1 * of_words
         losses.append(float(loss.detach()))
         learner.learn(loss)
     assert losses[-1] < 0.9 * losses[0]
@@ -183,9 +183,41 @@ def test_a_long_row_is_answered_as_a_short_one(tmp_path: Path, monkeypatch: pyte
     packer = BranchPacker(build_tokenizer(), QWEN25)
     learner = Learner(QWEN25, config="drafter", init=None, vision=None, device="cpu")
     batch = make_batch(Run(tmp_path, schedule=Schedule(1), seed=1), packer, QWEN25, Settings(config="drafter"))
-    _, short, _ = learner.forward(batch)
-    _, long, _ = learner.forward(dataclasses.replace(batch, is_long=True))
+    _, short, _, _ = learner.forward(batch)
+    _, long, _, _ = learner.forward(dataclasses.replace(batch, is_long=True))
     torch.testing.assert_close(short, long, atol=1e-4, rtol=1e-4)
+
+
+def test_states_of_cells_learn_to_say_what_the_cells_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = Lesson(4, 1.0, (sample_world(1, Plan(4)), sample_world(2, Plan(4))), False)
+    monkeypatch.setattr(language, "lesson", lambda *_, **__: now)
+    batch = make_batch(
+        Run(tmp_path, schedule=Schedule(1), seed=1),
+        BranchPacker(build_tokenizer(), QWEN25),
+        QWEN25,
+        Settings(config="drafter"),
+    )
+    learner = Learner(QWEN25, config="drafter", init=None, vision=None, device="cpu")
+    learner.set_rate(1.0)
+    losses = []
+    for _ in range(25):
+        *_, of_words = learner.forward(batch)
+        losses.append(float(of_words.detach()))
+        learner.learn(of_words)
+    # five words, all alike, cost log 5 at best
+    assert losses[-1] < 0.5 * losses[0]
+    assert losses[-1] > np.log(5)
+
+
+def test_a_finishing_run_is_told_more_of_the_whole() -> None:
+    rng = random.Random(6)
+    world = sample_world(3, Plan(12))
+    counts = []
+    for is_finishing in (False, True):
+        counts.append(Counter(turn.kind for turns in samples(rng, world, is_finishing=is_finishing) for turn in turns))
+    early, late = counts
+    assert late["caption"] > early["caption"]
+    assert late["multiple_choice"] < early["multiple_choice"]
 
 
 def test_a_whole_run_validates_saves_and_is_drawn(tmp_path: Path) -> None:
