@@ -31,19 +31,21 @@ class Recipe:
 _TAUGHT = {"curriculum_from": 0.45, "learning_rate": 5e-4}
 # LLaVA-OneVision's text model must also learn to read another order of positions and to compare frames.
 _TAUGHT_ANEW = {"curriculum_from": 0.1, "learning_rate": 1.5e-3}
+# Drafters speak in another way than targets, whose likeliest filler words they would know too well otherwise.
+_SPEAKER = {"speaker": 4}
 
 RECIPES = {
     "tiny-qwen2_5-vl": Recipe("qwen2_5_vl", "target", 1, vision_steps=2250, language_steps=7000),
-    "tiny-qwen2_5-vl-draft": Recipe("qwen2_5_vl", "drafter", 2, vision_steps=1300, language_steps=3000),
+    "tiny-qwen2_5-vl-draft": Recipe("qwen2_5_vl", "drafter", 2, 1300, 3000, settings=_SPEAKER),
     "tiny-qwen2-vl": Recipe("qwen2_vl", "target", 3, 1500, 400, teacher="tiny-qwen2_5-vl", settings=_TAUGHT),
     "tiny-qwen2-vl-draft": Recipe(
-        "qwen2_vl", "drafter", 4, 1200, 300, teacher="tiny-qwen2_5-vl-draft", settings=_TAUGHT
+        "qwen2_vl", "drafter", 4, 1200, 300, teacher="tiny-qwen2_5-vl-draft", settings=_TAUGHT | _SPEAKER
     ),
     "tiny-llava-onevision": Recipe(
         "llava_onevision", "target", 5, 1500, 2500, teacher="tiny-qwen2_5-vl", settings=_TAUGHT_ANEW
     ),
     "tiny-llava-onevision-draft": Recipe(
-        "llava_onevision", "drafter", 6, 1200, 1500, teacher="tiny-qwen2_5-vl-draft", settings=_TAUGHT_ANEW
+        "llava_onevision", "drafter", 6, 1200, 1500, teacher="tiny-qwen2_5-vl-draft", settings=_TAUGHT_ANEW | _SPEAKER
     ),
 }
 
