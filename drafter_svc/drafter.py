@@ -63,6 +63,12 @@ class Drafter:
         return drafter
 
     @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        size: int = self.main.tokenizer.get_vocab_size(with_added_tokens=True)
+        return size
+
+    @property
     def num_waiting(self) -> int:
         """Number of steps that wait for the device or run."""
         return self._device.num_waiting + self._scheduler.num_live
@@ -113,8 +119,7 @@ class Drafter:
                 await self._device.run(self._attachments.drop_stale)
 
     def _guard(self, spec: SequenceSpec) -> DraftGuard:
-        vocab_size = self.main.tokenizer.get_vocab_size(with_added_tokens=True)
-        return DraftGuard(spec, max_draft_tokens=self.config.max_draft_tokens, vocab_size=vocab_size)
+        return DraftGuard(spec, max_draft_tokens=self.config.max_draft_tokens, vocab_size=self.vocab_size)
 
 
 class OpenSequence:

@@ -63,6 +63,7 @@ class SequenceSpec:
     position_delta: int
     sampling: Sampling
     max_tokens: int
+    penalized_token_ids: tuple[int, ...] = ()
 
     @property
     def max_len(self) -> int:

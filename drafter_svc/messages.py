@@ -30,11 +30,13 @@ _MODES = {kind: mode for mode, kind in _KINDS.items()}
 _SELECTED = (DraftKind.SPARSE, DraftKind.SMALL)
 
 
-def parse_open(message: drafter_pb2.OpenDraft) -> SequenceSpec:
-    """Reads `open`; INVALID_ARGUMENT names every wrong field."""
+def parse_open(message: drafter_pb2.OpenDraft, *, vocab_size: int) -> SequenceSpec:
+    """Reads `open`; INVALID_ARGUMENT names every wrong field. Token ids must be below `vocab_size`."""
     violations = [*_kind_violations(message), *_missing(message)]
     violations += [*_length_violations(message), *_span_violations(message)]
-    violations += sampling_violations(message.sampling, "open.sampling")
+    violations += sampling_violations(message.sampling, "open.sampling", vocab_size=vocab_size)
+    if any(token_id >= vocab_size for token_id in message.penalized_token_ids):
+        violations.append(FieldViolation("open.penalized_token_ids", f"ids must be below {vocab_size}"))
     if violations:
         raise InvalidArgument("the sequence cannot be opened", violations=violations)
     try:
@@ -58,6 +60,7 @@ def parse_open(message: drafter_pb2.OpenDraft) -> SequenceSpec:
         position_delta=message.position_delta,
         sampling=sampling_from_proto(message.sampling),
         max_tokens=message.max_tokens,
+        penalized_token_ids=tuple(message.penalized_token_ids),
     )
 
 

@@ -36,7 +36,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         async for request in requests:
             if request.WhichOneof("payload") != "open":
                 raise invalid("payload", "open must come first")
-            async with self._loaded().sequence(parse_open(request.open)) as sequence:
+            drafter = self._loaded()
+            async with drafter.sequence(parse_open(request.open, vocab_size=drafter.vocab_size)) as sequence:
                 yield opened_message(request.request_id, sequence.opened)
                 async for response in _rounds(sequence, requests):
                     yield response

@@ -17,7 +17,7 @@ import time
 import torch
 from torch import Tensor
 
-from drafter_svc.chain import Chain
+from drafter_svc.chain import Chain, adjuster_of
 from drafter_svc.drafts import Draft, Round, SequenceSpec
 from engine.attention import KvView
 from engine.kv_share import KvStale, MappedPool
@@ -36,7 +36,8 @@ class SharedKvSequence:
 
     def __init__(self, runner: TextRunner, pool: MappedPool, spec: SequenceSpec, *, num_layers: int) -> None:
         self._pool, self._spec = pool, spec
-        self._chain = Chain(runner, spec.position_delta, spec.sampling)
+        self._chain = Chain(runner, spec.position_delta, spec.sampling, adjuster_of(spec, runner))
+        self._answer: tuple[int, ...] = ()  # with the last drafts; empty without an adjuster
         keys, values = pool.views(spec.thread)
         self._thread: Kv = keys[:num_layers], values[:num_layers]
         self._clean_len = spec.num_context_tokens  # tokens whose rows here are the verifier's
@@ -67,14 +68,24 @@ class SharedKvSequence:
         begin_s = time.perf_counter()
         self._take_committed(asked.base_len)
         copied_s = time.perf_counter() - begin_s
+        answer = self._answer_of(asked)
         proposed = yield from self._chain.propose(
             KvView(self._context, self._scratch, asked.base_len + self._shift),
             token_ids=asked.token_ids,
             base_len=asked.base_len,
             num_wanted=self._spec.num_wanted(asked),
+            answer=answer,
         )
+        if answer:
+            self._answer = (*answer, *proposed.token_ids)
         model_us = int((copied_s + proposed.steps_s) * 1e6)
         return Draft(asked.round, asked.base_len, proposed.token_ids, model_us)
+
+    def _answer_of(self, asked: Round) -> tuple[int, ...]:
+        """Returns the answer up to a round, where its tokens are counted: what was kept of earlier rounds goes on."""
+        if self._chain.adjuster is None:
+            return ()
+        return (*self._answer[: asked.base_len - self._spec.num_prompt_tokens], *asked.token_ids)
 
     def _make_scratch(self, *, num_copied: int) -> None:
         keys, values = self._thread

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from drafter_svc.chain import Chain
+from drafter_svc.chain import Chain, adjuster_of
 from drafter_svc.drafts import Draft, Round, SequenceSpec
 from drafter_svc.shared_kv import checked_selection, text_rows
 from drafter_svc.video_features import VideoFeatures
@@ -53,7 +53,7 @@ class SmallSequence:
         token_ids = _context_token_ids(spec, loaded.family.video_token_id)
         positions = loaded.family.positions(token_ids, [spec.video.grid], [spec.video.second_per_grid])
         delta = positions.next_position - spec.num_context_tokens
-        self._chain = Chain(runner, delta, spec.sampling)
+        self._chain = Chain(runner, delta, spec.sampling, adjuster_of(spec, runner))
         embeds = runner.embed([token_ids[row] for row in kept]).clone()
         added = _place_features(embeds, kept, features.get(pool, spec.video), spec)
         prompt = spec.video.prompt_token_ids
@@ -80,6 +80,7 @@ class SmallSequence:
             token_ids=committed[num_fed:],
             base_len=start + num_fed,
             num_wanted=self._spec.num_wanted(asked),
+            answer=committed,
         )
         drafts = proposed.token_ids
         self._answer = [*committed, *drafts]

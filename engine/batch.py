@@ -57,6 +57,11 @@ class Output:
     states: Tensor | None
     step_s: float = 0.0
 
-    def choose(self, first_index: int, sampling: Sampling) -> list[int]:
-        """Returns the token chosen at each row of logits; the first row is for sequence index `first_index`."""
+    def choose(self, first_index: int, sampling: Sampling, adjusted: Tensor | None = None) -> list[int]:
+        """Returns the token chosen at each row of logits; the first row is for sequence index `first_index`.
+
+        `adjusted` takes the place of the logits where the sampling has adjustments.
+        """
+        if adjusted is not None:
+            return choose(adjusted, first_index, sampling)
         return self.likeliest if sampling.temperature == 0.0 else choose(self.logits, first_index, sampling)

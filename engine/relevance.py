@@ -124,4 +124,22 @@ def log_probabilities(logits: Tensor, token_ids: tuple[int, ...]) -> Tensor:
         return logits.new_zeros(0)
     rows = logits[: len(token_ids)].double()
     chosen = rows.gather(1, torch.tensor(token_ids, device=logits.device).unsqueeze(1))[:, 0]
-    return (chosen - rows.logsumexp(-1)).float()
+    return (chosen - _log_sums(rows)).float()
+
+
+def top_log_probabilities(logits: Tensor, num_top: int) -> tuple[list[list[int]], list[list[float]]]:
+    """Returns ids and log-probabilities of the likeliest tokens of each row of logits [num_rows, vocab].
+
+    The likeliest come first, of equals the lowest id.
+    """
+    rows = logits.double()
+    _, likeliest = rows.topk(min(num_top, rows.shape[-1]), dim=-1)
+    token_ids = likeliest.sort(dim=-1).values
+    values, order = rows.gather(1, token_ids).sort(dim=-1, descending=True, stable=True)
+    log_probabilities = (values - _log_sums(rows).unsqueeze(1)).float()
+    return token_ids.gather(1, order).tolist(), log_probabilities.tolist()
+
+
+def _log_sums(rows: Tensor) -> Tensor:
+    """Returns the log of the sum of exponentials of each row, one at a time: bits must not depend on rows beside it."""
+    return torch.stack([row.logsumexp(-1) for row in rows])

@@ -67,6 +67,7 @@ class TextRunner:
         self.num_layers = loaded.layout.num_layers
         self.hidden_size = int(self._lm_head.weight.shape[1])
         self._device = loaded.device
+        self.eos_token_ids = loaded.eos_token_ids
         self.scaling = loaded.layout.head_dim**-0.5
 
     @property

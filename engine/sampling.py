@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.adjusting import Adjustments
+
 _MASK = (1 << 64) - 1
 # splitmix64's step and factors.
 _GAMMA = 0x9E3779B97F4A7C15
@@ -24,16 +26,23 @@ _FACTOR_B = 0x94D049BB133111EB
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen; temperature 0 is greedy, top_k 0 and top_p 1 keep every token. `seed` is 64 bits."""
+    """How tokens are chosen; temperature 0 is greedy, top_k 0 and top_p 1 keep every token. `seed` is 64 bits.
+
+    `adjustments` come before temperature; None: the model's logits are taken as they are.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    adjustments: Adjustments | None = None
 
 
 def choose(logits: Tensor, first_index: int, sampling: Sampling) -> list[int]:
-    """Returns a token id per row of `logits` [num_rows, vocab]; row i is for sequence index first_index + i."""
+    """Returns a token id per row of `logits` [num_rows, vocab]; row i is for sequence index first_index + i.
+
+    Adjustments are made already.
+    """
     if sampling.temperature == 0.0:
         return [int(token_id) for token_id in logits.argmax(dim=-1).tolist()]
     scaled, token_ids = transformed(logits, sampling)

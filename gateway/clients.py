@@ -235,6 +235,7 @@ def _is_complete(measured: Measured, asked: Signals, *, num_places: int) -> bool
         and (len(measured.entropy) == num_places or not asked.entropy)
         and (len(measured.draft_log_probabilities) == num_places - 1 or not asked.log_probabilities)
         and (len(measured.target_log_probabilities) == num_places or not asked.log_probabilities)
+        and (len(measured.top) == num_places or not asked.num_top)
     )
 
 

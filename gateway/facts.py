@@ -136,6 +136,7 @@ class Limits:
     default_visual_budget: float
     default_fps: float
     acceptance: AcceptanceLimits
+    vocab_size: int
 
 
 @dataclass(frozen=True)

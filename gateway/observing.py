@@ -99,13 +99,17 @@ class ObservedAnswer:
 
     def begin(self, question: Question, stages: Stages, stats: Statistics) -> tuple[Stages, Statistics]:
         """Returns the stages and statistics to answer with; those of a recorded answer write their times down."""
-        self._model = stages.served.info.model
+        self.answers_with(stages)
         log = current_log()
         if log is None:
             return stages, stats
         self._span.set_attributes(_asked(question, self._model))
         log.parent = trace.set_span_in_context(self._span)
         return recorded(stages, stats, log)
+
+    def answers_with(self, stages: Stages) -> None:
+        """Takes in what answers; of an answer that is not begun, the rounds are not written down."""
+        self._model = stages.served.info.model
 
     def see(self, event: Event, stats: Statistics) -> None:
         """Takes in an event before it is sent."""

@@ -61,7 +61,7 @@ async def answer(question: Question, stages: Stages, stats: Statistics) -> Async
         yield Started(opened.num_prompt_tokens, opened.num_context_tokens + opened.num_reused_tokens, opened.fetch)
 
         output = _output(question, opened, stages.served)
-        yield output.commit([Token(opened.first_token_id, Origin.PLAIN)])
+        yield output.commit([Token(opened.first_token_id, Origin.PLAIN, opened.first_place)])
 
         async with stages.drafts.open(question, opened) as drafter:
             draft_length = stages.drafts.draft_length()
@@ -99,9 +99,10 @@ def _output(question: Question, opened: OpenedSequence, served: Served) -> Outpu
     """The first token is free: it was chosen when the prompt was prefilled, even if the prompt took all the room."""
     return Output(
         Detokenizer(served.tokenizer),
-        eos_token_ids=served.info.eos_token_ids,
+        eos_token_ids=frozenset() if question.ignore_eos else served.info.eos_token_ids,
         max_tokens=max(1, min(question.max_tokens, served.room_for_answer(opened))),
         stop=question.stop,
+        min_tokens=question.sampling.min_tokens,
     )
 
 

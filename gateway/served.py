@@ -31,8 +31,7 @@ class Served:
     @property
     def vocab_size(self) -> int:
         """Number of tokens, added ones included."""
-        size: int = self.tokenizer.get_vocab_size(with_added_tokens=True)
-        return size
+        return self.limits.vocab_size
 
     def room_for_answer(self, opened: OpenedSequence) -> int:
         """Returns how many tokens an answer may have on top of its prompt; 0 or less when the prompt took all.
@@ -68,10 +67,10 @@ async def look_at(verifier: VerifierClient, cache: TokenizerCache, config: Gatew
     check_version("verifier", info.version)
     tokenizer = await cache.get(verifier, info.tokenizer_sha256)
     vocabulary = TokenizerVocabulary(tokenizer, info.eos_token_ids)
-    return Served(verifier, info, tokenizer, vocabulary, limits_of(info, config), verifier)
+    return Served(verifier, info, tokenizer, vocabulary, _limits_of(info, config, tokenizer), verifier)
 
 
-def limits_of(info: VerifierInfo, config: GatewayConfig) -> Limits:
+def _limits_of(info: VerifierInfo, config: GatewayConfig, tokenizer: tokenizers.Tokenizer) -> Limits:
     """Returns the verifier's limits with the gateway's defaults, clipped to them."""
     ceiling = min(config.max_tokens_ceiling, info.max_thread_tokens or config.max_tokens_ceiling)
     max_draft_tokens = min(info.max_draft_tokens or MAX_DRAFT_TOKENS, MAX_DRAFT_TOKENS)
@@ -93,4 +92,5 @@ def limits_of(info: VerifierInfo, config: GatewayConfig) -> Limits:
             max_lambda=config.max_lambda,
             relevance=info.relevance,
         ),
+        vocab_size=tokenizer.get_vocab_size(with_added_tokens=True),
     )

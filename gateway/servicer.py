@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import functools
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,12 +20,14 @@ from gateway.context_cache import ContextCache
 from gateway.conversations import begin
 from gateway.exchange import Deadline
 from gateway.facts import ContextSpec, MediaChunk
-from gateway.observing import Observer
+from gateway.observing import ObservedAnswer, Observer
 from gateway.outbox import Outbox
 from gateway.policies import build_policy
 from gateway.rounds import Stages, answer
+from gateway.samples import Forks, all_of, each_of
 from gateway.statistics import Statistics
 from gateway.tenants import Tenants
+from gateway.values import Question
 
 ServicerContext = grpc.aio.ServicerContext[Any, Any]
 
@@ -54,16 +58,56 @@ class AnswerServicer(answers_pb2_grpc.AnswerServiceServicer):
             signals = policy.signals
             if request.explain:
                 signals = signals.with_all(has_relevance=served.info.relevance is not None)
+            if question.num_top_logprobs is not None:
+                signals = signals.with_logprobs(question.num_top_logprobs)
             planned = replace(question, drafting=drafts.drafting, signals=signals)
+            encode = functools.partial(
+                answer_codec.event_to_proto,
+                explain=request.explain,
+                logprobs=request.logprobs,
+                text_of=served.vocabulary.text_of,
+            )
+            if planned.num_answers > 1:
+                stages = Stages(replace(served, opener=Forks(served.opener)), drafts, policy, deadline)
+                async with Outbox(context.write) as outbox:
+                    await self._answer_each(planned, stages, stats, observed, outbox, encode)
+                return
             stages, stats = observed.begin(planned, Stages(served, drafts, policy, deadline), stats)
-            text_of = served.vocabulary.text_of
             async with (
                 Outbox(context.write) as outbox,
                 contextlib.aclosing(begun.kept(answer(planned, stages, stats))) as events,
             ):
                 async for event in events:
                     observed.see(event, stats)
-                    await outbox.put(answer_codec.event_to_proto(event, explain=request.explain, text_of=text_of))
+                    await outbox.put(encode(event))
+
+    async def _answer_each(
+        self,
+        planned: Question,
+        stages: Stages,
+        stats: Statistics,
+        observed: ObservedAnswer,
+        outbox: Outbox,
+        encode: Callable[..., answers_pb2.AskResponse],
+    ) -> None:
+        """Streams several answers side by side; of the first the rounds are traced as well."""
+        writing = asyncio.Lock()
+
+        async def run(index: int, question: Question, on: Stages, counts: Statistics, seen: ObservedAnswer) -> None:
+            async with contextlib.aclosing(answer(question, on, counts)) as events:
+                async for event in events:
+                    seen.see(event, counts)
+                    async with writing:
+                        await outbox.put(encode(event, index=index))
+
+        async def run_beside(index: int, question: Question) -> None:
+            with self._observer.answer(question.context) as beside:
+                beside.answers_with(stages)
+                await run(index, question, stages, Statistics(), beside)
+
+        first, *others = each_of(planned)
+        of_first = run(0, first, *observed.begin(first, stages, stats), observed)
+        await all_of([of_first, *(run_beside(index, one) for index, one in enumerate(others, start=1))])
 
     async def GetServerInfo(
         self, request: answers_pb2.GetServerInfoRequest, context: ServicerContext

@@ -6,6 +6,9 @@ was cut into rounds:
     end-of-answer token   the answer ends before it; it is not sent
     stop string           the answer ends before the first that completes; what may become one is held back
     max_tokens            the answer ends after that many tokens
+
+Within the first `min_tokens` neither ends it: a stop string that completes there is text like any other, and an
+end-of-answer token, which the verifier does not choose there but a loose policy may keep, has no text.
 """
 
 from __future__ import annotations
@@ -30,7 +33,13 @@ class Output:
     """The text side of one answer. `commit` takes what a round committed and returns what may be sent of it."""
 
     def __init__(
-        self, detokenizer: Detokenizer, *, eos_token_ids: frozenset[int], max_tokens: int, stop: tuple[str, ...] = ()
+        self,
+        detokenizer: Detokenizer,
+        *,
+        eos_token_ids: frozenset[int],
+        max_tokens: int,
+        stop: tuple[str, ...] = (),
+        min_tokens: int = 0,
     ) -> None:
         self.finish_reason: FinishReason | None = None
         self.num_committed = 0  # tokens of the answer so far, sent, held or cut; the end-of-answer token included
@@ -40,6 +49,7 @@ class Output:
         self._eos_token_ids = eos_token_ids
         self._max_tokens = max_tokens
         self._stop = stop
+        self._min_tokens = min_tokens
         self._held: list[_Held] = []
 
     @property
@@ -57,7 +67,7 @@ class Output:
 
     def _take(self, token: Token) -> None:
         self.num_committed += 1
-        if token.id in self._eos_token_ids:
+        if token.id in self._eos_token_ids and self.num_committed > self._min_tokens:
             self._finish(FinishReason.EOS)
             return
         text = self._detokenizer.push(token.id)
@@ -77,11 +87,19 @@ class Output:
                 self.finish_reason = FinishReason.STOP
 
     def _cut_at_stop_string(self) -> bool:
-        """Drops the first stop string in the held text and everything after it; returns whether there was one."""
-        if not self._stop:
+        """Drops the stop string that the last token completed, the first of them, and everything after it.
+
+        Returns whether there was one. What earlier tokens completed was looked at with them.
+        """
+        if not self._stop or self.num_committed <= self._min_tokens:
             return False
         text = self._held_text()
-        found = [(text.find(stop) + len(stop), text.find(stop)) for stop in self._stop if stop in text]
+        old_len = len(text) - len(self._held[-1].token.text)
+        found = []
+        for stop in self._stop:
+            start = text.find(stop, max(0, old_len - len(stop) + 1))
+            if start >= 0:
+                found.append((start + len(stop), start))
         if not found:
             return False
         _, end = min(found)

@@ -29,6 +29,12 @@ MAX_QUESTION_BYTES = 32 * 1024
 MAX_STOP_STRINGS = 8
 MAX_STOP_LEN = 256
 MAX_TEMPERATURE = 10.0
+MAX_REPETITION_PENALTY = 10.0
+MAX_PENALTY = 2.0  # of presence and frequency, either way
+MAX_BIAS = 100.0  # either way
+MAX_BIASED = 1024
+MAX_TOP_LOGPROBS = 20
+MAX_ANSWERS = 8
 MAX_FPS = 60.0
 MAX_PAGE_SIZE = 1000
 DEFAULT_PAGE_SIZE = 100
@@ -62,6 +68,15 @@ class AskFields:
     top_k: int | None = None
     top_p: float | None = None
     seed: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int = 0
+    ignore_eos: bool = False
+    n: int | None = None
     draft_mode: int = 0
     num_draft_tokens: int | None = None
     visual_budget: float | None = None
@@ -89,6 +104,8 @@ def parse_question(fields: AskFields, limits: Limits) -> Question:
             *_history_violations(fields.history),
             *_length_violations(fields, limits),
             *_sampling_violations(fields),
+            *_adjustment_violations(fields, limits),
+            *_output_violations(fields),
             *_drafting_violations(fields),
             *acceptance_violations(fields.acceptance, limits.acceptance),
         ),
@@ -103,7 +120,7 @@ def parse_question(fields: AskFields, limits: Limits) -> Question:
         context=fields.context,
         text=fields.question,
         history=tuple(Turn(Role(turn.role), turn.text, turn.token_ids) for turn in fields.history),
-        max_tokens=_or(fields.max_tokens, min(limits.default_max_tokens, limits.max_tokens_ceiling)),
+        max_tokens=_max_tokens(fields, limits),
         stop=fields.stop,
         sampling=_sampling(fields),
         drafting=Drafting(
@@ -116,6 +133,9 @@ def parse_question(fields: AskFields, limits: Limits) -> Question:
             selection=SelectionMethod(fields.selection),
         ),
         acceptance=acceptance,
+        num_top_logprobs=fields.top_logprobs if fields.logprobs else None,
+        ignore_eos=fields.ignore_eos,
+        num_answers=_or(fields.n, 1),
     )
 
 
@@ -241,6 +261,41 @@ def _sampling_violations(fields: AskFields) -> Violations:
         yield "sampling.top_p", "must be above 0 and at most 1"
 
 
+def _adjustment_violations(fields: AskFields, limits: Limits) -> Violations:
+    # Comparisons are written so that NaN fails them.
+    repetition = fields.repetition_penalty
+    if repetition is not None and not 0 < repetition <= MAX_REPETITION_PENALTY:
+        yield "sampling.repetition_penalty", f"must be above 0 and at most {MAX_REPETITION_PENALTY:g}"
+    for name in ("presence_penalty", "frequency_penalty"):
+        penalty = getattr(fields, name)
+        if penalty is not None and not -MAX_PENALTY <= penalty <= MAX_PENALTY:
+            yield f"sampling.{name}", f"must be {-MAX_PENALTY:g} to {MAX_PENALTY:g}"
+    if len(fields.logit_bias) > MAX_BIASED:
+        yield "sampling.logit_bias", f"must be at most {MAX_BIASED} tokens"
+    for token_id, bias in fields.logit_bias[:MAX_BIASED]:
+        if token_id >= limits.vocab_size:
+            yield f"sampling.logit_bias[{token_id}]", f"is no token: the vocabulary has {limits.vocab_size}"
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            yield f"sampling.logit_bias[{token_id}]", f"must be {-MAX_BIAS:g} to {MAX_BIAS:g}"
+    if fields.min_tokens is not None and fields.min_tokens > _max_tokens(fields, limits):
+        yield "sampling.min_tokens", f"must be at most {_max_tokens(fields, limits)}, the answer's max_tokens"
+
+
+def _output_violations(fields: AskFields) -> Violations:
+    if fields.top_logprobs > MAX_TOP_LOGPROBS:
+        yield "top_logprobs", f"must be at most {MAX_TOP_LOGPROBS}"
+    if fields.top_logprobs and not fields.logprobs:
+        yield "top_logprobs", "needs logprobs"
+    if fields.n is None or fields.n == 1:
+        return
+    if not 1 <= fields.n <= MAX_ANSWERS:
+        yield "n", f"must be 1 to {MAX_ANSWERS}"
+    elif not fields.temperature:
+        yield "n", "must be 1 with temperature 0: all answers would be equal"
+    if fields.conversation:
+        yield "n", "must be 1 within a conversation, which goes on from one answer"
+
+
 def _drafting_violations(fields: AskFields) -> Violations:
     if fields.draft_mode not in set(DraftMode):
         yield "drafting.mode", "is not a known mode"
@@ -266,7 +321,21 @@ def _sampling(fields: AskFields) -> Sampling:
     seed = None
     if temperature > 0:
         seed = fields.seed if fields.seed is not None else secrets.randbits(_SEED_BITS)
-    return Sampling(temperature, _or(fields.top_k, 0), _or(fields.top_p, 1.0), seed)
+    return Sampling(
+        temperature,
+        _or(fields.top_k, 0),
+        _or(fields.top_p, 1.0),
+        seed,
+        repetition_penalty=_or(fields.repetition_penalty, 1.0),
+        presence_penalty=_or(fields.presence_penalty, 0.0),
+        frequency_penalty=_or(fields.frequency_penalty, 0.0),
+        logit_bias=fields.logit_bias,
+        min_tokens=_or(fields.min_tokens, 0),
+    )
+
+
+def _max_tokens(fields: AskFields, limits: Limits) -> int:
+    return _or(fields.max_tokens, min(limits.default_max_tokens, limits.max_tokens_ceiling))
 
 
 def _or(value: T | None, default: T) -> T:

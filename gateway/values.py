@@ -5,7 +5,7 @@ Numbers of enumerations are those of `foveate.v1`, so that the codec is a cast.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from foveate.context_source import FROM_POOL, ContextFetch
@@ -110,12 +110,20 @@ class Turn:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen; temperature 0 is greedy. `seed` is always set when temperature is above 0."""
+    """How tokens are chosen; temperature 0 is greedy. `seed` is always set when temperature is above 0.
+
+    `logit_bias` is (token id, bias), each token once.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -160,10 +168,15 @@ class Signals:
     num_nearest: int | None = None
     entropy: bool = False
     log_probabilities: bool = False
+    num_top: int = 0
 
     def with_all(self, *, has_relevance: bool) -> Signals:
-        """Returns everything that can be measured; relevance only where the verifier keeps visual states."""
+        """Returns everything that tells of a token; relevance only where the verifier keeps visual states."""
         return Signals(has_relevance, self.num_nearest, entropy=True, log_probabilities=True)
+
+    def with_logprobs(self, num_top: int) -> Signals:
+        """Returns these and log-probabilities, of `num_top` likeliest tokens too."""
+        return replace(self, log_probabilities=True, num_top=num_top)
 
 
 @dataclass(frozen=True)
@@ -171,7 +184,8 @@ class Question:
     """A valid question about a context, with every default filled in.
 
     `answer_token_ids` are an answer's tokens that are committed already, when it goes on after a verifier was lost.
-    `keep_thread` asks the verifier to keep the KV for a next turn.
+    `keep_thread` asks the verifier to keep the KV for a next turn. `num_top_logprobs` is None where none
+    are sent. `num_answers` are asked for in all (`gateway.samples`); `fork_of` is the sequence of one of the others.
     """
 
     context: str
@@ -186,6 +200,10 @@ class Question:
     tenant: str = ""
     answer_token_ids: tuple[int, ...] = ()
     keep_thread: bool = False
+    num_top_logprobs: int | None = None
+    ignore_eos: bool = False
+    num_answers: int = 1
+    fork_of: str = ""
 
 
 @dataclass(frozen=True)
@@ -194,6 +212,30 @@ class VisualSpan:
 
     start: int
     num_tokens: int
+
+
+@dataclass(frozen=True)
+class TopTokens:
+    """The likeliest tokens at a place, the likeliest first."""
+
+    token_ids: tuple[int, ...]
+    log_probabilities: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is known about the place of a committed token: what was measured there, and the token it stands against.
+
+    `target_token_id` is set where the verifier chose another token, `draft_token_id` where another was drafted.
+    """
+
+    round: int = 0
+    relevance: float | None = None
+    entropy: float | None = None
+    log_probability: float | None = None
+    target_token_id: int | None = None
+    draft_token_id: int | None = None
+    top: TopTokens | None = None
 
 
 @dataclass(frozen=True)
@@ -217,6 +259,7 @@ class OpenedSequence:
     fetch: ContextFetch = FROM_POOL
     num_reused_tokens: int = 0
     is_context_lossy: bool = False
+    first_place: Place = Place()
 
 
 @dataclass(frozen=True)
@@ -249,6 +292,7 @@ class Measured:
     entropy: tuple[float, ...] = ()
     draft_log_probabilities: tuple[float, ...] = ()
     target_log_probabilities: tuple[float, ...] = ()
+    top: tuple[TopTokens, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -258,21 +302,6 @@ class Verified:
     target_token_ids: tuple[int, ...]
     model_us: int = 0
     measured: Measured = Measured()
-
-
-@dataclass(frozen=True)
-class Place:
-    """What is known about the place of a committed token: what was measured there, and the token it stands against.
-
-    `target_token_id` is set where the verifier chose another token, `draft_token_id` where another was drafted.
-    """
-
-    round: int = 0
-    relevance: float | None = None
-    entropy: float | None = None
-    log_probability: float | None = None
-    target_token_id: int | None = None
-    draft_token_id: int | None = None
 
 
 @dataclass(frozen=True)

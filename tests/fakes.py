@@ -103,6 +103,9 @@ class ToyModel:
         return tuple(tokens)
 
 
+FIRST_LOGPROB = -0.25
+
+
 @dataclass
 class _Rows:
     """A sequence as a service sees it: answer tokens by row, and the rounds that may come next.
@@ -322,6 +325,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             prompt_token_ids=prompt,
             prefill_us=1500,
             lossy_context=self.is_context_lossy,
+            first_log_probability=FIRST_LOGPROB if request.signals.log_probabilities else None,
+            first_top=_top(request.signals) if request.signals.num_top_log_probabilities else None,
         )
 
     def _verify(self, rows: _Rows, capacity: int, request: verifier_pb2.VerifyRound) -> verifier_pb2.RoundVerified:
@@ -349,6 +354,15 @@ def _measure(verified: verifier_pb2.RoundVerified, signals: verifier_pb2.Signals
     if signals.log_probabilities:
         verified.draft_log_probabilities.extend(-2.0 for _ in range(num_drafts))
         verified.target_log_probabilities.extend(-0.5 for _ in places)
+    if signals.num_top_log_probabilities:
+        verified.top.extend(_top(signals) for _ in places)
+
+
+def _top(signals: verifier_pb2.Signals) -> verifier_pb2.TopTokens:
+    ranks = range(signals.num_top_log_probabilities)
+    return verifier_pb2.TopTokens(
+        token_ids=[10 + rank for rank in ranks], log_probabilities=[-0.5 - rank for rank in ranks]
+    )
 
 
 Fault = Callable[[drafter_pb2.DraftRequest, drafter_pb2.DraftResponse], AsyncIterator[drafter_pb2.DraftResponse]]

@@ -16,10 +16,10 @@ from verifier_svc.identity import parse_context_name
 from verifier_svc.progress import Progress, Stage
 from verifier_svc.prompt import Role, Turn
 from verifier_svc.receiving import UploadChunk
-from verifier_svc.round_guard import Round, Verified
+from verifier_svc.round_guard import Round, TopTokens, Verified
 from verifier_svc.sequences import Opened, Video
 from verifier_svc.sessions import OpenRequest
-from verifier_svc.signals import Signals
+from verifier_svc.signals import MAX_TOP, Signals
 from verifier_svc.verifier import ContextSpec, Verifier
 
 MAX_QUESTION_BYTES = 32 * 1024
@@ -73,7 +73,8 @@ def parse_chunk(request: verifier_pb2.PrefillRequest) -> UploadChunk:
 
 def parse_open(message: verifier_pb2.OpenSequence, *, vocab_size: int) -> OpenRequest:
     """Reads what starts a sequence; token ids must be below `vocab_size`."""
-    violations = [*_question_violations(message), *sampling_violations(message.sampling, "open.sampling")]
+    violations = _question_violations(message)
+    violations += sampling_violations(message.sampling, "open.sampling", vocab_size=vocab_size)
     if message.max_tokens < 1:
         violations.append(FieldViolation("open.max_tokens", "must be at least 1"))
     if message.HasField("visual_budget") and not 0 <= message.visual_budget <= 1:
@@ -83,6 +84,8 @@ def parse_open(message: verifier_pb2.OpenSequence, *, vocab_size: int) -> OpenRe
     violations.extend(_token_violations(message, vocab_size))
     if message.signals.HasField("num_nearest") and not 1 <= message.signals.num_nearest <= MAX_NEAREST:
         violations.append(FieldViolation("open.signals.num_nearest", f"must be 1 to {MAX_NEAREST}"))
+    if message.signals.num_top_log_probabilities > MAX_TOP:
+        violations.append(FieldViolation("open.signals.num_top_log_probabilities", f"must be at most {MAX_TOP}"))
     if violations:
         raise InvalidArgument("the sequence cannot be opened", violations=violations)
     return OpenRequest(
@@ -97,6 +100,7 @@ def parse_open(message: verifier_pb2.OpenSequence, *, vocab_size: int) -> OpenRe
         tenant=message.tenant,
         answer_token_ids=tuple(message.answer_token_ids),
         keep_thread=message.keep_thread,
+        fork_of=message.fork_of,
         signals=_signals(message.signals),
         wants_video=message.wants_video,
     )
@@ -113,6 +117,7 @@ def _signals(message: verifier_pb2.Signals) -> Signals:
         num_nearest=message.num_nearest if message.HasField("num_nearest") else None,
         entropy=message.entropy,
         log_probabilities=message.log_probabilities,
+        num_top=message.num_top_log_probabilities,
     )
 
 
@@ -177,7 +182,12 @@ def opened_message(opened: Opened, handle: PoolHandle) -> verifier_pb2.SequenceO
         fetch=fetch_to_proto(opened.fetch),
         num_reused_tokens=opened.num_reused_tokens,
         lossy_context=opened.is_context_lossy,
+        penalized_token_ids=opened.penalized_token_ids,
     )
+    if opened.measured.target_log_probabilities:
+        message.first_log_probability = opened.measured.target_log_probabilities[0]
+    if opened.measured.top:
+        message.first_top.CopyFrom(_top_message(opened.measured.top[0]))
     if opened.selection is not None:
         message.selection.SetInParent()  # an empty selection is a selection; copying it alone would leave it unset
         message.selection.CopyFrom(selection_to_proto(opened.selection))
@@ -202,7 +212,7 @@ def _video_message(video: Video) -> kv_pb2.VideoSource:
 
 def verified_message(verified: Verified) -> verifier_pb2.RoundVerified:
     """Returns the message of a verified round."""
-    return verifier_pb2.RoundVerified(
+    message = verifier_pb2.RoundVerified(
         round=verified.round,
         base_len=verified.base_len,
         target_token_ids=verified.target_token_ids,
@@ -212,6 +222,13 @@ def verified_message(verified: Verified) -> verifier_pb2.RoundVerified:
         draft_log_probabilities=verified.measured.draft_log_probabilities,
         target_log_probabilities=verified.measured.target_log_probabilities,
     )
+    if verified.measured.top:
+        message.top.extend([_top_message(top) for top in verified.measured.top])
+    return message
+
+
+def _top_message(top: TopTokens) -> verifier_pb2.TopTokens:
+    return verifier_pb2.TopTokens(token_ids=top.token_ids, log_probabilities=top.log_probabilities)
 
 
 def info_message(verifier: Verifier) -> verifier_pb2.GetVerifierInfoResponse:

@@ -21,7 +21,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -51,14 +51,18 @@ class Turn:
 
 @dataclass(frozen=True)
 class ThreadPrompt:
-    """The thread's part of a prompt; `question_rows` are the rows that the question's own words fill."""
+    """The thread's part of a prompt; `question_rows` are the rows that the question's own words fill.
+
+    From row `answer_row` on come tokens of the answer that are committed already, where it goes on.
+    """
 
     token_ids: tuple[int, ...]
     question_rows: range
+    answer_row: int
 
     def followed_by(self, answer_token_ids: tuple[int, ...]) -> ThreadPrompt:
         """Returns the prompt of an answer that goes on after these tokens of it."""
-        return ThreadPrompt(self.token_ids + answer_token_ids, self.question_rows)
+        return replace(self, token_ids=self.token_ids + answer_token_ids)
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,8 @@ class PromptBuilder:
         start = self._end_of_context(rendered.token_ids)
         words = rendered.question_rows
         rows = range(words.start - start, words.stop - start) if words else words
-        return ThreadPrompt(tuple(rendered.token_ids[start:]), rows)
+        token_ids = tuple(rendered.token_ids[start:])
+        return ThreadPrompt(token_ids, rows, answer_row=len(token_ids))
 
     def _end_of_context(self, token_ids: list[int]) -> int:
         """Returns the length of the context in a rendered prompt. Raises ValueError when it has no video."""

@@ -20,6 +20,14 @@ class Round:
 
 
 @dataclass(frozen=True)
+class TopTokens:
+    """The likeliest tokens at a place, the likeliest first."""
+
+    token_ids: tuple[int, ...]
+    log_probabilities: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Measured:
     """What was asked for beside the choices, each per place or empty; see `foveate.v1.RoundVerified`."""
 
@@ -27,6 +35,7 @@ class Measured:
     entropy: tuple[float, ...] = ()
     draft_log_probabilities: tuple[float, ...] = ()
     target_log_probabilities: tuple[float, ...] = ()
+    top: tuple[TopTokens, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ Every method that touches the model runs on the device thread: `open` in turns, 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from engine.adjusting import Adjuster
 from engine.attention import KvView
 from engine.batch import Block, Output
 from engine.kv_pool import SelectionSlab, Slab, TensorSlab
@@ -27,8 +28,8 @@ from foveate.context_source import FROM_POOL, ContextFetch
 from verifier_svc.contexts import HeldContext
 from verifier_svc.engine_parts import EngineParts
 from verifier_svc.prompt import ThreadPrompt
-from verifier_svc.round_guard import Round, Verified
-from verifier_svc.signals import Signals, measure, relevance_of
+from verifier_svc.round_guard import Measured, Round, Verified
+from verifier_svc.signals import Signals, measure, measure_first, relevance_of
 from verifier_svc.threads import Parked
 
 # Slabs are a multiple of this many rows, so that kernels that read in fixed widths stay inside them.
@@ -74,6 +75,8 @@ class Opened:
     fetch: ContextFetch = FROM_POOL
     is_context_lossy: bool = False
     num_reused_tokens: int = 0
+    penalized_token_ids: tuple[int, ...] = ()
+    measured: Measured = field(default_factory=Measured)  # of the first token
 
 
 def thread_capacity(num_rows: int) -> int:
@@ -93,19 +96,30 @@ class Sequence:
         prompt: ThreadPrompt,
         sampling: Sampling,
         signals: Signals,
+        penalized_token_ids: tuple[int, ...] = (),
     ) -> None:
+        """`penalized_token_ids` are those of the whole prompt, where the sampling has a repetition penalty."""
         self._runner = parts.runner
         self._pool = parts.pool
         self._relevance = parts.relevance
         self._held = held
-        self._sequence_id = sequence_id
+        self.sequence_id = sequence_id
         self._prompt = prompt
         self._asking = range(prompt.question_rows.start, len(prompt.token_ids))
         self._sampling = sampling
         self._signals = signals
+        self._penalized_token_ids = penalized_token_ids
+        self._adjuster: Adjuster | None = None
+        if sampling.adjustments is not None:
+            self._adjuster = Adjuster(
+                sampling.adjustments,
+                prompt_token_ids=penalized_token_ids,
+                eos_token_ids=parts.runner.eos_token_ids,
+            )
         self._thread: Slab | None = None
         self._scores: Tensor | None = None
         self._num_reused = 0
+        self._selected: tuple[SelectionSlab, SelectionMethod] | None = None
         self._row_token_ids = list(prompt.token_ids)  # tokens whose KV is in the thread, row by row
 
     @property
@@ -125,6 +139,30 @@ class Sequence:
             mine[:, :, :num_rows].copy_(theirs[:, :, :num_rows])
         self._num_reused = num_rows
 
+    def can_fork(self, origin: Sequence, selection: SelectionSlab | None, method: SelectionMethod) -> bool:
+        """Returns whether an open sequence has all that `fork` would compute: same context, prompt and selection."""
+        if origin._held is not self._held or origin._prompt.token_ids != self._prompt.token_ids:
+            return False
+        if selection is None or not selection.num_selected:
+            return True
+        theirs = origin._selected
+        return theirs is not None and (theirs[0].num_selected, theirs[1]) == (selection.num_selected, method)
+
+    @torch.inference_mode()
+    def fork(self, origin: Sequence, selection: SelectionSlab | None, method: SelectionMethod) -> int:
+        """Takes the prompt's rows but the last, and the selection, from an open sequence; returns the number of rows.
+
+        The last token's own logits are wanted: its row is computed.
+        """
+        assert origin._thread is not None, "the origin is open"
+        num_rows = len(self._prompt.token_ids) - 1
+        self.copy_rows(origin._thread, num_rows)
+        if selection is not None and selection.num_selected:
+            assert origin._selected is not None, "ask can_fork first"
+            self._pool.selection_view(selection).copy_(self._pool.selection_view(origin._selected[0]))
+            self._selected = selection, method
+        return num_rows
+
     def parked(self) -> Parked:
         """Returns the thread as it can be kept."""
         assert self._thread is not None, "begin comes first"
@@ -139,7 +177,7 @@ class Sequence:
         Rows from the question on score visual entries when the selection needs scores. A piece has at most
         `chunk_tokens`.
         """
-        reduction = method.reduction if selection and selection.num_selected else None
+        reduction = method.reduction if selection and selection.num_selected and self._selected is None else None
         pace = self._pace(chunk_tokens)
         row, end, output = num_reused, len(self._prompt.token_ids), None
         while row < end:
@@ -184,12 +222,15 @@ class Sequence:
         assert self._thread is not None, "begin comes first"
         before = time.perf_counter()
         facts = self._held.facts
-        if selection is not None and selection.num_selected:
+        if selection is not None and selection.num_selected and self._selected is None:
             self._write_selection(selection, method)
-        (first_token_id,) = output.choose(self.num_prompt_tokens, self._sampling)
+            self._selected = selection, method
+        adjusted = self._adjusted(output, len(self._prompt.token_ids))
+        (first_token_id,) = output.choose(self.num_prompt_tokens, self._sampling, adjusted)
+        measured = measure_first(self._signals, output.logits, first_token_id)
         prefill_s += time.perf_counter() - before
         return Opened(
-            sequence_id=self._sequence_id,
+            sequence_id=self.sequence_id,
             context_slab=self._held.slab,
             thread_slab=self._thread,
             selection=selection,
@@ -201,7 +242,17 @@ class Sequence:
             prompt_token_ids=self._prompt.token_ids,
             prefill_us=int(prefill_s * 1e6),
             num_reused_tokens=self._num_reused,
+            penalized_token_ids=self._penalized_token_ids,
+            measured=measured,
         )
+
+    @torch.inference_mode()
+    def _adjusted(self, output: Output, num_rows: int, draft_token_ids: tuple[int, ...] = ()) -> Tensor | None:
+        """Returns the logits to choose from after the first `num_rows` of the thread; None: as they are."""
+        if self._adjuster is None:
+            return None
+        answer = self._row_token_ids[self._prompt.answer_row : num_rows]
+        return self._adjuster.adjusted(output.logits, answer, draft_token_ids)
 
     def verify(self, asked: Round) -> Steps[Verified]:
         """Runs one admitted round: its rows overwrite whatever speculation left behind base_len."""
@@ -215,7 +266,8 @@ class Sequence:
             Block(self._kv(row), token_ids, self._position(row), num_chosen=num_drafts + 1, states_layer=layer),
         )
         before = time.perf_counter()
-        target_token_ids = tuple(output.choose(asked.base_len + len(asked.token_ids), self._sampling))
+        adjusted = self._adjusted(output, row + len(asked.token_ids), asked.draft_token_ids)
+        target_token_ids = tuple(output.choose(asked.base_len + len(asked.token_ids), self._sampling, adjusted))
         measured = measure(
             self._signals,
             logits=output.logits,

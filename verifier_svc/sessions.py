@@ -49,6 +49,7 @@ class OpenRequest:
     tenant: str = ""
     answer_token_ids: tuple[int, ...] = ()
     keep_thread: bool = False
+    fork_of: str = ""
 
     def num_selected_of(self, num_visual: int) -> int | None:
         """Returns how many of `num_visual` entries to select; None when no selection is wanted."""
@@ -82,6 +83,7 @@ class Sessions:
         self.threads = threads
         self._on_idle = on_idle
         self._ids = itertools.count(1)
+        self.sequences: dict[str, Sequence] = {}  # that are open, by id
         self.num_open = 0
 
     def opened(self) -> str:
@@ -118,6 +120,8 @@ class Session:
             parked = self._sequence.parked()
             self._lease.hand_over(parked.slab)
             self._sessions.threads.park(parked)
+        if self._sequence is not None:
+            del self._sessions.sequences[self._sequence.sequence_id]
         # A step of this sequence may be running: the lease is freed behind it in the device's queue.
         self._sessions.device.submit(self._lease.free_all)
         if self._held is not None:
@@ -143,15 +147,22 @@ class Session:
         )
         parts = self._sessions.parts
         prompt = await asyncio.to_thread(parts.prompts.thread, asked.history, asked.question)
+        penalized = _penalized(asked.sampling, held, prompt, parts)
         prompt = prompt.followed_by(asked.answer_token_ids)
         room = self._room(prompt, asked.max_tokens)
         _check_signals(asked.signals, held, parts)
         video = _video(held, parts) if asked.wants_video else None
         sequence = Sequence(
-            parts, held, sequence_id=sequence_id, prompt=prompt, sampling=asked.sampling, signals=asked.signals
+            parts,
+            held,
+            sequence_id=sequence_id,
+            prompt=prompt,
+            sampling=asked.sampling,
+            signals=asked.signals,
+            penalized_token_ids=penalized,
         )
         opened = replace(await self._prefill(sequence, prompt, room, asked), video=video)
-        self._sequence = sequence
+        self._sequence = self._sessions.sequences[sequence_id] = sequence
         self._keeps_thread = asked.keep_thread
         self._guard = RoundGuard(
             sequence_id=sequence_id,
@@ -191,7 +202,7 @@ class Session:
         num_rows = len(prompt.token_ids) + room + sessions.config.max_draft_tokens
         sequence.begin(await sessions.memory.take(self._lease, thread_capacity(num_rows)))
         selection = await self._take_selection(asked.num_selected_of(held.facts.num_visual_tokens))
-        num_reused = await self._reuse(sequence, prompt, asked)
+        num_reused = await self._fork(sequence, selection, asked) or await self._reuse(sequence, prompt, asked)
         opening = sequence.open(
             selection,
             asked.selection,
@@ -200,6 +211,14 @@ class Session:
         )
         num_tokens = len(prompt.token_ids) - num_reused
         return await sessions.scheduler.turns(opening, names.SPAN_PREFILL, {names.NUM_TOKENS: num_tokens})
+
+    async def _fork(self, sequence: Sequence, selection: SelectionSlab | None, asked: OpenRequest) -> int:
+        """Copies what the sequence that is forked has; returns the number of rows, 0 when it has not what is needed."""
+        origin = self._sessions.sequences.get(asked.fork_of)
+        if origin is None or not sequence.can_fork(origin, selection, asked.selection):
+            return 0
+        # The origin may end now: its memory is freed behind this in the device's queue.
+        return await self._sessions.device.run(sequence.fork, origin, selection, asked.selection)
 
     async def _reuse(self, sequence: Sequence, prompt: ThreadPrompt, asked: OpenRequest) -> int:
         """Copies the rows that a kept thread shares with the prompt, up to the question; returns their number."""
@@ -222,6 +241,14 @@ def _check_signals(signals: Signals, held: HeldContext, parts: EngineParts) -> N
         raise FailedPrecondition(
             "this verifier keeps no visual states, so it cannot measure relevance", reason="NO_VISUAL_STATES"
         )
+
+
+def _penalized(sampling: Sampling, held: HeldContext, prompt: ThreadPrompt, parts: EngineParts) -> tuple[int, ...]:
+    """Returns the distinct tokens of context and prompt where a repetition penalty counts them, else none."""
+    if sampling.adjustments is None or sampling.adjustments.repetition_penalty == 1.0:
+        return ()
+    context = parts.prompts.context_token_ids(held.facts.num_visual_tokens)
+    return tuple(sorted({*context, *prompt.token_ids}))
 
 
 def _round_of(asked: Round) -> Attributes:

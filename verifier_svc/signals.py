@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.relevance import RelevanceSettings, log_probabilities, top_entropy
-from verifier_svc.round_guard import Measured
+from engine.relevance import RelevanceSettings, log_probabilities, top_entropy, top_log_probabilities
+from verifier_svc.round_guard import Measured, TopTokens
+
+MAX_TOP = 20
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,7 @@ class Signals:
     num_nearest: int | None = None
     entropy: bool = False
     log_probabilities: bool = False
+    num_top: int = 0
 
 
 def measure(
@@ -36,7 +39,21 @@ def measure(
     if signals.entropy:
         entropy = tuple(top_entropy(logits).tolist())
     scores = () if relevance is None else tuple(relevance.tolist())
-    return Measured(scores, entropy, drafts, targets)
+    return Measured(scores, entropy, drafts, targets, top_tokens(signals, logits))
+
+
+def top_tokens(signals: Signals, logits: Tensor) -> tuple[TopTokens, ...]:
+    """Returns the likeliest tokens of each place, when they are asked for."""
+    if not signals.num_top:
+        return ()
+    token_ids, values = top_log_probabilities(logits, signals.num_top)
+    return tuple(TopTokens(tuple(ids), tuple(row)) for ids, row in zip(token_ids, values, strict=True))
+
+
+def measure_first(signals: Signals, logits: Tensor, token_id: int) -> Measured:
+    """Returns what is told of the answer's first token, whose place has logits [1, vocab]."""
+    targets = tuple(log_probabilities(logits, (token_id,)).tolist()) if signals.log_probabilities else ()
+    return Measured(target_log_probabilities=targets, top=top_tokens(signals, logits))
 
 
 def relevance_of(

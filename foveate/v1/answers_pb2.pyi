@@ -522,6 +522,10 @@ class AskRequest(_message.Message):
     KEEP_TURNS_FIELD_NUMBER: _builtins.int
     BRANCH_OF_FIELD_NUMBER: _builtins.int
     ACCEPTANCE_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    IGNORE_EOS_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
     context: _builtins.str
     """context "contexts/{id}" to ask about. Malformed: INVALID_ARGUMENT."""
     question: _builtins.str
@@ -541,13 +545,30 @@ class AskRequest(_message.Message):
     """
     branch_of: _builtins.str
     """branch_of is another conversation whose turns this one begins with; conversation must not exist yet. NOT_FOUND when branch_of does not."""
+    logprobs: _builtins.bool
+    """logprobs asks for the log probability of every token of the answer."""
+    top_logprobs: _builtins.int
+    """top_logprobs asks for those of so many likeliest tokens at every place as well, 0 to 20. Above 0 without logprobs, or outside:
+    INVALID_ARGUMENT.
+    """
+    ignore_eos: _builtins.bool
+    """ignore_eos goes on after a token that ends the answer: for measurements, which need answers of a known length. Such a token counts and has
+    no text.
+    """
+    n: _builtins.int
+    """n answers to the question, 1 to 8, each with its own noise: answer i has the seed of the request plus i, and is what a request of its own
+    with that seed would give. They share the context, and the question's prefill where one verifier has room for them all. Unset: 1. Above 1
+    with temperature 0 (all would be equal), within a conversation (it can go on from one only), or outside: INVALID_ARGUMENT.
+    """
     @_builtins.property
     def history(self) -> _containers.RepeatedCompositeFieldContainer[Global___Turn]:
         """history of earlier turns on the same video, oldest first, ending with the model's."""
 
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """stop strings, at most 8 of at most 256 characters, none empty; the answer ends before the first that appears."""
+        """stop strings, at most 8 of at most 256 characters, none empty; the answer ends before the first that appears (sampling.min_tokens: not
+        before that).
+        """
 
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
@@ -576,19 +597,27 @@ class AskRequest(_message.Message):
         keep_turns: _builtins.int | None = ...,
         branch_of: _builtins.str = ...,
         acceptance: Global___Acceptance | None = ...,
+        logprobs: _builtins.bool = ...,
+        top_logprobs: _builtins.int = ...,
+        ignore_eos: _builtins.bool = ...,
+        n: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_turns", b"_keep_turns", "_max_tokens", b"_max_tokens", "acceptance", b"acceptance", "drafting", b"drafting", "keep_turns", b"keep_turns", "max_tokens", b"max_tokens", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_turns", b"_keep_turns", "_max_tokens", b"_max_tokens", "_n", b"_n", "acceptance", b"acceptance", "drafting", b"drafting", "keep_turns", b"keep_turns", "max_tokens", b"max_tokens", "n", b"n", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_turns", b"_keep_turns", "_max_tokens", b"_max_tokens", "acceptance", b"acceptance", "branch_of", b"branch_of", "context", b"context", "conversation", b"conversation", "drafting", b"drafting", "explain", b"explain", "history", b"history", "keep_turns", b"keep_turns", "max_tokens", b"max_tokens", "question", b"question", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_turns", b"_keep_turns", "_max_tokens", b"_max_tokens", "_n", b"_n", "acceptance", b"acceptance", "branch_of", b"branch_of", "context", b"context", "conversation", b"conversation", "drafting", b"drafting", "explain", b"explain", "history", b"history", "ignore_eos", b"ignore_eos", "keep_turns", b"keep_turns", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "n", b"n", "question", b"question", "sampling", b"sampling", "stop", b"stop", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__keep_turns: _TypeAlias = _typing.Literal["keep_turns"]  # noqa: Y015
     _WhichOneofArgType__keep_turns: _TypeAlias = _typing.Literal["_keep_turns", b"_keep_turns"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
+    _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_turns) -> _WhichOneofReturnType__keep_turns | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
 
 Global___AskRequest: _TypeAlias = AskRequest  # noqa: Y015
 
@@ -601,6 +630,9 @@ class AskResponse(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """index of the answer that the event belongs to, from 0; each of n answers has its own started, deltas and finished, in order."""
     @_builtins.property
     def started(self) -> Global___AnswerStarted:
         """started: the prompt is prefilled and the first token is known."""
@@ -619,10 +651,11 @@ class AskResponse(_message.Message):
         started: Global___AnswerStarted | None = ...,
         delta: Global___AnswerDelta | None = ...,
         finished: Global___AnswerFinished | None = ...,
+        index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "index", b"index", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "delta", "finished"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
@@ -667,7 +700,7 @@ Global___AnswerStarted: _TypeAlias = AnswerStarted  # noqa: Y015
 @_typing.final
 class TokenDetail(_message.Message):
     """What is known about a token of an answer. Scores are set where the verifier was asked for them: when explain is on, or the policy
-    needs them; the first token has none.
+    needs them; of the first token only log_probability is.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -746,6 +779,7 @@ class AnswerDelta(_message.Message):
     ORIGINS_FIELD_NUMBER: _builtins.int
     TOKEN_TEXTS_FIELD_NUMBER: _builtins.int
     DETAILS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """text to append; never half a character, never part of a stop string."""
     @_builtins.property
@@ -764,6 +798,10 @@ class AnswerDelta(_message.Message):
     def details(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenDetail]:
         """details of token_ids, one each, when explain was asked."""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """logprobs of token_ids, one each, when logprobs was asked."""
+
     def __init__(
         self,
         *,
@@ -772,14 +810,77 @@ class AnswerDelta(_message.Message):
         origins: _abc.Iterable[Global___TokenOrigin.ValueType] | None = ...,
         token_texts: _abc.Iterable[_builtins.str] | None = ...,
         details: _abc.Iterable[Global___TokenDetail] | None = ...,
+        logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["details", b"details", "origins", b"origins", "text", b"text", "token_ids", b"token_ids", "token_texts", b"token_texts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["details", b"details", "logprobs", b"logprobs", "origins", b"origins", "text", b"text", "token_ids", b"token_ids", "token_texts", b"token_texts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AnswerDelta: _TypeAlias = AnswerDelta  # noqa: Y015
+
+@_typing.final
+class TokenLogprobs(_message.Message):
+    """How likely the model thought a token of an answer. Natural logarithms of the softmax of the model's own logits at that place: before bias,
+    penalties, temperature, top_k and top_p. They are those of plain decoding, as the tokens are.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
+    logprob: _builtins.float
+    """logprob of the token."""
+    @_builtins.property
+    def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogprob]:
+        """top: the likeliest tokens at its place, the likeliest first, of equals the lowest id; as many as top_logprobs. The token itself need not be
+        among them.
+        """
+
+    def __init__(
+        self,
+        *,
+        logprob: _builtins.float = ...,
+        top: _abc.Iterable[Global___TopLogprob] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "top", b"top"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
+
+@_typing.final
+class TopLogprob(_message.Message):
+    """One of the likeliest tokens at a place."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    """token_id of it."""
+    text: _builtins.str
+    """text of the token on its own."""
+    logprob: _builtins.float
+    """logprob of it."""
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        text: _builtins.str = ...,
+        logprob: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "text", b"text", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopLogprob: _TypeAlias = TopLogprob  # noqa: Y015
 
 @_typing.final
 class AnswerFinished(_message.Message):

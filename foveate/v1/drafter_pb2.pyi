@@ -227,6 +227,7 @@ class OpenDraft(_message.Message):
     VISUAL_BUDGET_FIELD_NUMBER: _builtins.int
     VIDEO_FIELD_NUMBER: _builtins.int
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PENALIZED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """sequence_id of the verifier."""
     num_context_tokens: _builtins.int
@@ -273,6 +274,10 @@ class OpenDraft(_message.Message):
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """prompt_token_ids of history and question; SMALL needs them."""
 
+    @_builtins.property
+    def penalized_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """penalized_token_ids of the prompt, as the verifier named them, when the sampling has a repetition penalty."""
+
     def __init__(
         self,
         *,
@@ -291,10 +296,11 @@ class OpenDraft(_message.Message):
         visual_budget: _builtins.float = ...,
         video: _kv_pb2.VideoSource | None = ...,
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        penalized_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "kv_handle", b"kv_handle", "sampling", b"sampling", "selection", b"selection", "thread", b"thread", "video", b"video"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "kv_handle", b"kv_handle", "max_tokens", b"max_tokens", "mode", b"mode", "num_context_tokens", b"num_context_tokens", "num_prompt_tokens", b"num_prompt_tokens", "position_delta", b"position_delta", "prompt_token_ids", b"prompt_token_ids", "sampling", b"sampling", "selection", b"selection", "sequence_id", b"sequence_id", "thread", b"thread", "video", b"video", "visual_budget", b"visual_budget", "visual_spans", b"visual_spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "kv_handle", b"kv_handle", "max_tokens", b"max_tokens", "mode", b"mode", "num_context_tokens", b"num_context_tokens", "num_prompt_tokens", b"num_prompt_tokens", "penalized_token_ids", b"penalized_token_ids", "position_delta", b"position_delta", "prompt_token_ids", b"prompt_token_ids", "sampling", b"sampling", "selection", b"selection", "sequence_id", b"sequence_id", "thread", b"thread", "video", b"video", "visual_budget", b"visual_budget", "visual_spans", b"visual_spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

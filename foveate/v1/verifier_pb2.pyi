@@ -599,6 +599,7 @@ class OpenSequence(_message.Message):
     KEEP_THREAD_FIELD_NUMBER: _builtins.int
     SIGNALS_FIELD_NUMBER: _builtins.int
     WANTS_VIDEO_FIELD_NUMBER: _builtins.int
+    FORK_OF_FIELD_NUMBER: _builtins.int
     context: _builtins.str
     """context "contexts/{id}"."""
     question: _builtins.str
@@ -618,6 +619,10 @@ class OpenSequence(_message.Message):
     wants_video: _builtins.bool
     """wants_video asks for what a small drafter needs to look at the video itself. FAILED_PRECONDITION (NO_PATCHES) when the verifier keeps
     no patches.
+    """
+    fork_of: _builtins.str
+    """fork_of is the sequence_id of another answer to the same question that is open here: the KV of the prompt and the selection are copied
+    from it and only the last token is computed. Empty, or no such sequence: the whole prompt is.
     """
     @_builtins.property
     def history(self) -> _containers.RepeatedCompositeFieldContainer[_answers_pb2.Turn]:
@@ -660,10 +665,11 @@ class OpenSequence(_message.Message):
         keep_thread: _builtins.bool = ...,
         signals: Global___Signals | None = ...,
         wants_video: _builtins.bool = ...,
+        fork_of: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_selected", b"_num_selected", "_visual_budget", b"_visual_budget", "num_selected", b"num_selected", "sampling", b"sampling", "signals", b"signals", "visual_budget", b"visual_budget"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_selected", b"_num_selected", "_visual_budget", b"_visual_budget", "answer_token_ids", b"answer_token_ids", "context", b"context", "history", b"history", "history_token_ids", b"history_token_ids", "keep_thread", b"keep_thread", "max_tokens", b"max_tokens", "num_selected", b"num_selected", "question", b"question", "sampling", b"sampling", "selection", b"selection", "signals", b"signals", "tenant", b"tenant", "visual_budget", b"visual_budget", "wants_video", b"wants_video"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_selected", b"_num_selected", "_visual_budget", b"_visual_budget", "answer_token_ids", b"answer_token_ids", "context", b"context", "fork_of", b"fork_of", "history", b"history", "history_token_ids", b"history_token_ids", "keep_thread", b"keep_thread", "max_tokens", b"max_tokens", "num_selected", b"num_selected", "question", b"question", "sampling", b"sampling", "selection", b"selection", "signals", b"signals", "tenant", b"tenant", "visual_budget", b"visual_budget", "wants_video", b"wants_video"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_selected: _TypeAlias = _typing.Literal["num_selected"]  # noqa: Y015
     _WhichOneofArgType__num_selected: _TypeAlias = _typing.Literal["_num_selected", b"_num_selected"]  # noqa: Y015
@@ -686,6 +692,7 @@ class Signals(_message.Message):
     NUM_NEAREST_FIELD_NUMBER: _builtins.int
     ENTROPY_FIELD_NUMBER: _builtins.int
     LOG_PROBABILITIES_FIELD_NUMBER: _builtins.int
+    NUM_TOP_LOG_PROBABILITIES_FIELD_NUMBER: _builtins.int
     relevance: _builtins.bool
     """relevance of every place to the video."""
     num_nearest: _builtins.int
@@ -694,6 +701,8 @@ class Signals(_message.Message):
     """entropy of the target at every place."""
     log_probabilities: _builtins.bool
     """log_probabilities of draft and target tokens."""
+    num_top_log_probabilities: _builtins.int
+    """num_top_log_probabilities at every place, at most 20. Outside: INVALID_ARGUMENT."""
     def __init__(
         self,
         *,
@@ -701,16 +710,47 @@ class Signals(_message.Message):
         num_nearest: _builtins.int | None = ...,
         entropy: _builtins.bool = ...,
         log_probabilities: _builtins.bool = ...,
+        num_top_log_probabilities: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_nearest", b"_num_nearest", "num_nearest", b"num_nearest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_nearest", b"_num_nearest", "entropy", b"entropy", "log_probabilities", b"log_probabilities", "num_nearest", b"num_nearest", "relevance", b"relevance"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_nearest", b"_num_nearest", "entropy", b"entropy", "log_probabilities", b"log_probabilities", "num_nearest", b"num_nearest", "num_top_log_probabilities", b"num_top_log_probabilities", "relevance", b"relevance"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_nearest: _TypeAlias = _typing.Literal["num_nearest"]  # noqa: Y015
     _WhichOneofArgType__num_nearest: _TypeAlias = _typing.Literal["_num_nearest", b"_num_nearest"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_nearest) -> _WhichOneofReturnType__num_nearest | None: ...
 
 Global___Signals: _TypeAlias = Signals  # noqa: Y015
+
+@_typing.final
+class TopTokens(_message.Message):
+    """The likeliest tokens at one place, before bias, penalties, temperature, top-k and top-p; the likeliest first, of equals the lowest id."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOG_PROBABILITIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """token_ids of them."""
+
+    @_builtins.property
+    def log_probabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """log_probabilities of them; natural logarithm."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        log_probabilities: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_probabilities", b"log_probabilities", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopTokens: _TypeAlias = TopTokens  # noqa: Y015
 
 @_typing.final
 class SequenceOpened(_message.Message):
@@ -734,6 +774,9 @@ class SequenceOpened(_message.Message):
     NUM_REUSED_TOKENS_FIELD_NUMBER: _builtins.int
     VIDEO_FIELD_NUMBER: _builtins.int
     LOSSY_CONTEXT_FIELD_NUMBER: _builtins.int
+    PENALIZED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    FIRST_LOG_PROBABILITY_FIELD_NUMBER: _builtins.int
+    FIRST_TOP_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """sequence_id, unique in the pool's life."""
     num_context_tokens: _builtins.int
@@ -750,6 +793,8 @@ class SequenceOpened(_message.Message):
     """num_reused_tokens of the thread's prompt whose KV was kept from an earlier sequence of the conversation."""
     lossy_context: _builtins.bool
     """lossy_context: the context's keys and values came back from the cold tier in eight bits."""
+    first_log_probability: _builtins.float
+    """first_log_probability of first_token_id, when log probabilities are asked for."""
     @_builtins.property
     def kv_handle(self) -> _kv_pb2.KvHandle:
         """kv_handle of the pool."""
@@ -782,6 +827,14 @@ class SequenceOpened(_message.Message):
     def video(self) -> _kv_pb2.VideoSource:
         """video for a small drafter; unset unless it was asked for."""
 
+    @_builtins.property
+    def penalized_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """penalized_token_ids: the distinct tokens of the whole prompt, ascending, when the sampling has a repetition penalty; else none."""
+
+    @_builtins.property
+    def first_top(self) -> Global___TopTokens:
+        """first_top tokens at the place of first_token_id, when they are asked for."""
+
     def __init__(
         self,
         *,
@@ -801,12 +854,17 @@ class SequenceOpened(_message.Message):
         num_reused_tokens: _builtins.int = ...,
         video: _kv_pb2.VideoSource | None = ...,
         lossy_context: _builtins.bool = ...,
+        penalized_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        first_log_probability: _builtins.float | None = ...,
+        first_top: Global___TopTokens | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "fetch", b"fetch", "kv_handle", b"kv_handle", "selection", b"selection", "thread", b"thread", "video", b"video"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_first_log_probability", b"_first_log_probability", "context", b"context", "fetch", b"fetch", "first_log_probability", b"first_log_probability", "first_top", b"first_top", "kv_handle", b"kv_handle", "selection", b"selection", "thread", b"thread", "video", b"video"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "fetch", b"fetch", "first_token_id", b"first_token_id", "kv_handle", b"kv_handle", "lossy_context", b"lossy_context", "num_context_tokens", b"num_context_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_reused_tokens", b"num_reused_tokens", "position_delta", b"position_delta", "prefill_us", b"prefill_us", "prompt_token_ids", b"prompt_token_ids", "selection", b"selection", "sequence_id", b"sequence_id", "thread", b"thread", "video", b"video", "visual_spans", b"visual_spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_log_probability", b"_first_log_probability", "context", b"context", "fetch", b"fetch", "first_log_probability", b"first_log_probability", "first_token_id", b"first_token_id", "first_top", b"first_top", "kv_handle", b"kv_handle", "lossy_context", b"lossy_context", "num_context_tokens", b"num_context_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_reused_tokens", b"num_reused_tokens", "penalized_token_ids", b"penalized_token_ids", "position_delta", b"position_delta", "prefill_us", b"prefill_us", "prompt_token_ids", b"prompt_token_ids", "selection", b"selection", "sequence_id", b"sequence_id", "thread", b"thread", "video", b"video", "visual_spans", b"visual_spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__first_log_probability: _TypeAlias = _typing.Literal["first_log_probability"]  # noqa: Y015
+    _WhichOneofArgType__first_log_probability: _TypeAlias = _typing.Literal["_first_log_probability", b"_first_log_probability"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_log_probability) -> _WhichOneofReturnType__first_log_probability | None: ...
 
 Global___SequenceOpened: _TypeAlias = SequenceOpened  # noqa: Y015
 
@@ -868,6 +926,7 @@ class RoundVerified(_message.Message):
     ENTROPY_FIELD_NUMBER: _builtins.int
     DRAFT_LOG_PROBABILITIES_FIELD_NUMBER: _builtins.int
     TARGET_LOG_PROBABILITIES_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """round that was verified."""
     base_len: _builtins.int
@@ -898,6 +957,10 @@ class RoundVerified(_message.Message):
     def target_log_probabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """target_log_probabilities of target_token_ids, when asked for."""
 
+    @_builtins.property
+    def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopTokens]:
+        """top tokens at each place of target_token_ids, when asked for."""
+
     def __init__(
         self,
         *,
@@ -909,10 +972,11 @@ class RoundVerified(_message.Message):
         entropy: _abc.Iterable[_builtins.float] | None = ...,
         draft_log_probabilities: _abc.Iterable[_builtins.float] | None = ...,
         target_log_probabilities: _abc.Iterable[_builtins.float] | None = ...,
+        top: _abc.Iterable[Global___TopTokens] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "draft_log_probabilities", b"draft_log_probabilities", "entropy", b"entropy", "model_us", b"model_us", "relevance", b"relevance", "round", b"round", "target_log_probabilities", b"target_log_probabilities", "target_token_ids", b"target_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "draft_log_probabilities", b"draft_log_probabilities", "entropy", b"entropy", "model_us", b"model_us", "relevance", b"relevance", "round", b"round", "target_log_probabilities", b"target_log_probabilities", "target_token_ids", b"target_token_ids", "top", b"top"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

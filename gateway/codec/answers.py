@@ -24,6 +24,15 @@ def ask_fields(request: answers_pb2.AskRequest) -> AskFields:
         top_k=sampling.top_k if sampling.HasField("top_k") else None,
         top_p=sampling.top_p if sampling.HasField("top_p") else None,
         seed=sampling.seed if sampling.HasField("seed") else None,
+        repetition_penalty=sampling.repetition_penalty if sampling.HasField("repetition_penalty") else None,
+        presence_penalty=sampling.presence_penalty if sampling.HasField("presence_penalty") else None,
+        frequency_penalty=sampling.frequency_penalty if sampling.HasField("frequency_penalty") else None,
+        logit_bias=tuple(sorted(sampling.logit_bias.items())),
+        min_tokens=sampling.min_tokens if sampling.HasField("min_tokens") else None,
+        logprobs=request.logprobs,
+        top_logprobs=request.top_logprobs,
+        ignore_eos=request.ignore_eos,
+        n=request.n if request.HasField("n") else None,
         draft_mode=int(drafting.mode),
         num_draft_tokens=drafting.num_draft_tokens if drafting.HasField("num_draft_tokens") else None,
         visual_budget=drafting.visual_budget if drafting.HasField("visual_budget") else None,
@@ -55,8 +64,10 @@ def _acceptance_fields(asked: answers_pb2.Acceptance) -> AcceptanceFields:
     )
 
 
-def event_to_proto(event: values.Event, *, explain: bool, text_of: Callable[[int], str]) -> answers_pb2.AskResponse:
-    """Encodes an event of an answer; `explain` adds the origin and text of every token, and what is known of it.
+def event_to_proto(
+    event: values.Event, *, explain: bool, logprobs: bool = False, text_of: Callable[[int], str], index: int = 0
+) -> answers_pb2.AskResponse:
+    """Encodes an event of answer `index`; `explain` adds origin and text of every token, and what is known of it.
 
     `text_of` gives the text of a token that is not part of the answer.
     """
@@ -66,14 +77,16 @@ def event_to_proto(event: values.Event, *, explain: bool, text_of: Callable[[int
             num_cached_tokens=event.num_cached_tokens,
             fetch=fetch_to_proto(event.fetch),
         )
-        return answers_pb2.AskResponse(started=started)
+        return answers_pb2.AskResponse(started=started, index=index)
     if isinstance(event, values.Delta):
         delta = answers_pb2.AnswerDelta(text=event.text, token_ids=[token.id for token in event.tokens])
         if explain:
             delta.origins.extend([answers_pb2.TokenOrigin.ValueType(token.origin) for token in event.tokens])
             delta.token_texts.extend([token.text for token in event.tokens])
             delta.details.extend([_detail_to_proto(token.place, text_of) for token in event.tokens])
-        return answers_pb2.AskResponse(delta=delta)
+        if logprobs:
+            delta.logprobs.extend([_logprobs_to_proto(token.place, text_of) for token in event.tokens])
+        return answers_pb2.AskResponse(delta=delta, index=index)
     finished = answers_pb2.AnswerFinished(
         finish_reason=answers_pb2.FinishReason.ValueType(event.finish_reason),
         guarantee=answers_pb2.Guarantee.ValueType(event.guarantee),
@@ -86,7 +99,7 @@ def event_to_proto(event: values.Event, *, explain: bool, text_of: Callable[[int
         policy=answers_pb2.AcceptancePolicy.ValueType(event.policy),
         loose_positions=event.loose_positions if explain else (),
     )
-    return answers_pb2.AskResponse(finished=finished)
+    return answers_pb2.AskResponse(finished=finished, index=index)
 
 
 def _detail_to_proto(place: values.Place, text_of: Callable[[int], str]) -> answers_pb2.TokenDetail:
@@ -99,6 +112,18 @@ def _detail_to_proto(place: values.Place, text_of: Callable[[int], str]) -> answ
         target_text="" if place.target_token_id is None else text_of(place.target_token_id),
         draft_token_id=place.draft_token_id,
         draft_text="" if place.draft_token_id is None else text_of(place.draft_token_id),
+    )
+
+
+def _logprobs_to_proto(place: values.Place, text_of: Callable[[int], str]) -> answers_pb2.TokenLogprobs:
+    assert place.log_probability is not None, "log-probabilities are asked for with logprobs"
+    top = place.top or values.TopTokens((), ())
+    return answers_pb2.TokenLogprobs(
+        logprob=place.log_probability,
+        top=[
+            answers_pb2.TopLogprob(token_id=token_id, text=text_of(token_id), logprob=logprob)
+            for token_id, logprob in zip(top.token_ids, top.log_probabilities, strict=True)
+        ],
     )
 
 

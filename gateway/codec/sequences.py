@@ -68,6 +68,7 @@ def open_sequence(question: values.Question) -> verifier_pb2.OpenSequence:
         keep_thread=question.keep_thread,
         wants_video=drafting.mode is values.DraftMode.SMALL,
         signals=_signals_to_proto(question.signals),
+        fork_of=question.fork_of,
     )
 
 
@@ -77,6 +78,7 @@ def _signals_to_proto(signals: values.Signals) -> verifier_pb2.Signals:
         num_nearest=signals.num_nearest,
         entropy=signals.entropy,
         log_probabilities=signals.log_probabilities,
+        num_top_log_probabilities=signals.num_top,
     )
 
 
@@ -87,13 +89,26 @@ def measured(message: verifier_pb2.RoundVerified) -> values.Measured:
         entropy=tuple(message.entropy),
         draft_log_probabilities=tuple(message.draft_log_probabilities),
         target_log_probabilities=tuple(message.target_log_probabilities),
+        top=tuple(_top(top) for top in message.top) if message.top else (),
     )
+
+
+def _top(message: verifier_pb2.TopTokens) -> values.TopTokens:
+    return values.TopTokens(tuple(message.token_ids), tuple(message.log_probabilities))
 
 
 def sampling_to_proto(sampling: values.Sampling) -> sampling_pb2.SamplingParams:
     """Encodes sampling with every value set."""
     return sampling_pb2.SamplingParams(
-        temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, seed=sampling.seed
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        seed=sampling.seed,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=dict(sampling.logit_bias),
+        min_tokens=sampling.min_tokens,
     )
 
 
@@ -111,6 +126,10 @@ def opened_sequence(message: verifier_pb2.SequenceOpened) -> values.OpenedSequen
         fetch=fetch_from_proto(message.fetch) or FROM_POOL,
         num_reused_tokens=message.num_reused_tokens,
         is_context_lossy=message.lossy_context,
+        first_place=values.Place(
+            log_probability=message.first_log_probability if message.HasField("first_log_probability") else None,
+            top=_top(message.first_top) if message.HasField("first_top") else None,
+        ),
         kv=message.SerializeToString(),
         kv_namespace=message.kv_handle.shm.namespace_id,
     )
@@ -164,4 +183,5 @@ def open_draft(question: values.Question, sequence: values.OpenedSequence) -> dr
         position_delta=opened.position_delta,
         sampling=sampling_to_proto(question.sampling),
         max_tokens=question.max_tokens,
+        penalized_token_ids=opened.penalized_token_ids,
     )

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from gateway.policies.base import LOOSE_ORIGINS, Decision, Memory
 from gateway.values import Draft, Origin, Place, Token, Verified
 
+T = TypeVar("T")
 # What to do with the mismatch at a place of the draft: LOOSE or SALVAGED keeps it, None rejects it. `num_loose_run` is
 # the number of mismatches kept in a row right before it.
 Verdict = Callable[[int, int], Origin | None]
@@ -58,10 +60,11 @@ def _places(verified: Verified, round_number: int) -> Callable[[int, Origin, int
             entropy=_at(measured.entropy, index),
             log_probability=_at(log_probabilities, index),
             target_token_id=target if origin in LOOSE_ORIGINS else None,
+            top=_at(measured.top, index),
         )
 
     return place
 
 
-def _at(values: tuple[float, ...], index: int) -> float | None:
+def _at(values: tuple[T, ...], index: int) -> T | None:
     return values[index] if index < len(values) else None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from engine.adjusting import Adjuster
 from engine.attention import KvView
 from engine.handle_proto import handle_to_proto, selection_to_proto, slab_to_proto, tensor_to_proto
 from engine.kv_pool import KvPool, SelectionSlab, Slab, TensorSlab
@@ -39,6 +40,7 @@ class Sequence:
     patches: TensorSlab
     digest: str
     tokens: list[int] = field(default_factory=list)
+    fed: list[int] = field(default_factory=list)  # the answer's tokens that have rows, drafts included
     num_context_tokens: int = NUM_BEFORE + NUM_VISUAL + NUM_AFTER
     num_prompt_tokens: int = NUM_BEFORE + NUM_VISUAL + NUM_AFTER + NUM_QUESTION
 
@@ -47,6 +49,12 @@ class Sequence:
 
     def open_message(self, **changes: object) -> drafter_pb2.OpenDraft:
         sampling = sampling_pb2.SamplingParams(temperature=self.sampling.temperature, seed=self.sampling.seed)
+        if (asked := self.sampling.adjustments) is not None:
+            sampling.repetition_penalty = asked.repetition_penalty
+            sampling.presence_penalty = asked.presence_penalty
+            sampling.frequency_penalty = asked.frequency_penalty
+            sampling.logit_bias.update(dict(asked.logit_bias))
+            sampling.min_tokens = asked.min_tokens
         message = drafter_pb2.OpenDraft(
             sequence_id="s1",
             kv_handle=handle_to_proto(self.pool.handle),
@@ -59,6 +67,7 @@ class Sequence:
             position_delta=self.delta,
             sampling=sampling,
             max_tokens=MAX_TOKENS,
+            penalized_token_ids=sorted(set(self.prompt)),
         )
         for name, value in changes.items():
             setattr(message, name, value)
@@ -90,7 +99,17 @@ class Sequence:
         kv = self.view(base_len - self.num_context_tokens)
         hidden = self.runner.forward(token_ids=fed, positions=text_positions(base_len + self.delta, len(fed)), kv=kv)
         logits = self.runner.logits(hidden[len(token_ids) - 1 :])
-        return choose(logits, base_len + len(token_ids), self.sampling)
+        answer_len = base_len + len(token_ids) - self.num_prompt_tokens
+        self.fed[base_len - self.num_prompt_tokens :] = fed
+        return choose(self.adjusted(logits, self.fed[:answer_len], draft_ids), base_len + len(token_ids), self.sampling)
+
+    def adjusted(self, logits: torch.Tensor, answer: list[int], draft_ids: list[int]) -> torch.Tensor:
+        if self.sampling.adjustments is None:
+            return logits
+        adjuster = Adjuster(
+            self.sampling.adjustments, prompt_token_ids=self.prompt, eos_token_ids=self.runner.eos_token_ids
+        )
+        return adjuster.adjusted(logits, answer, draft_ids)
 
 
 def make_sequence(
@@ -146,7 +165,8 @@ def make_sequence(
         patches_digest(loaded.family.frames(loaded.processor.video_processor)),
     )
     hidden = runner.forward(embeds=embeds[num_context:], positions=positions.ids[:, num_context:], kv=sequence.view(0))
-    sequence.tokens = choose(runner.logits(hidden[-1:]), len(prompt), sequence.sampling)
+    first = sequence.adjusted(runner.logits(hidden[-1:]), [], [])
+    sequence.tokens = choose(first, len(prompt), sequence.sampling)
     return sequence
 
 

@@ -58,7 +58,7 @@ async def test_a_kind_without_its_model_is_refused(checkpoint: object, sequence:
 
     wrong = sequence.open_message() if small_only else sequence.small_message()
     with pytest.raises(FailedPrecondition) as caught:
-        async with drafter.sequence(parse_open(wrong)):
+        async with drafter.sequence(parse_open(wrong, vocab_size=drafter.vocab_size)):
             pass
     assert caught.value.reason == "KIND_NOT_OFFERED"
     await drafter.close()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from drafter_svc.drafter import Drafter
+from engine.adjusting import Adjustments
 from engine.kv_pool import KvPool
 from engine.loading import LoadedModel
 from engine.sampling import Sampling
@@ -41,6 +42,28 @@ async def test_a_full_selection_drafts_what_plain_decoding_says(
 ) -> None:
     expected = plain_answer(loaded, pool, sampling, 30)
     assert len(set(expected)) > 5
+    sequence = make_sequence(loaded, pool, sampling=sampling)
+    async with drafting(stub, sequence) as stream:
+        out, drafted, accepted = await answer(stream, sequence, 30)
+    assert out == expected
+    assert drafted == accepted > 20
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.1])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Adjustments(repetition_penalty=1.4),
+        Adjustments(presence_penalty=1.5, frequency_penalty=0.6),
+        Adjustments(repetition_penalty=1.2, frequency_penalty=1.0, logit_bias=((20, 6.0), (30, 5.0)), min_tokens=8),
+    ],
+)
+async def test_drafts_are_made_under_the_answers_own_penalties(
+    stub: Stub, loaded: LoadedModel, pool: KvPool, asked: Adjustments, temperature: float
+) -> None:
+    sampling = Sampling(temperature, seed=5, adjustments=asked)
+    expected = plain_answer(loaded, pool, sampling, 30)
+    assert expected != plain_answer(loaded, pool, Sampling(temperature, seed=5), 30)
     sequence = make_sequence(loaded, pool, sampling=sampling)
     async with drafting(stub, sequence) as stream:
         out, drafted, accepted = await answer(stream, sequence, 30)

@@ -23,9 +23,20 @@ def pieces_tokenizer(*pieces: str) -> tokenizers.Tokenizer:
 
 
 def output(
-    tokenizer: tokenizers.Tokenizer, *, max_tokens: int = 100, stop: tuple[str, ...] = (), eos: int = -1
+    tokenizer: tokenizers.Tokenizer,
+    *,
+    max_tokens: int = 100,
+    stop: tuple[str, ...] = (),
+    eos: int = -1,
+    min_tokens: int = 0,
 ) -> Output:
-    return Output(Detokenizer(tokenizer), eos_token_ids=frozenset({eos}), max_tokens=max_tokens, stop=stop)
+    return Output(
+        Detokenizer(tokenizer),
+        eos_token_ids=frozenset({eos}),
+        max_tokens=max_tokens,
+        stop=stop,
+        min_tokens=min_tokens,
+    )
 
 
 def block(*ids: int) -> list[Token]:
@@ -143,3 +154,40 @@ def test_any_tokens_come_out_as_they_are(ids: list[int], cuts: list[int]) -> Non
     assert sent_ids == ids[: len(sent_ids)]
     assert toy_tokenizer().decode(ids).startswith(text)
     assert reason is None
+
+
+@pytest.mark.parametrize("block_len", [1, 3, 8])
+@pytest.mark.parametrize(
+    ("min_tokens", "text", "reason"),
+    [
+        (0, "", FinishReason.STOP),
+        (2, "ab", FinishReason.STOP),  # the first "ab" is complete within two tokens, the second is not
+        (4, "ababcab", FinishReason.EOS),
+        (3, "ab", FinishReason.STOP),
+    ],
+)
+def test_a_stop_string_within_min_tokens_is_text(
+    min_tokens: int, text: str, reason: FinishReason, block_len: int
+) -> None:
+    out = output(pieces_tokenizer("a", "b", "c", "ab", "<eos>"), stop=("ab",), eos=4, min_tokens=min_tokens)
+    ids = (0, 1, 0, 1, 2, 0, 1, 4) if min_tokens != 4 else (0, 1, 0, 1, 2, 4)
+    sent = ""
+    for start in range(0, len(ids), block_len):
+        if out.finish_reason is None:
+            sent += out.commit(block(*ids[start : start + block_len])).text
+    assert (sent, out.finish_reason) == (text if min_tokens != 4 else "ababc", reason)
+
+
+def test_a_stop_string_that_begins_within_min_tokens_and_ends_behind_ends_the_answer() -> None:
+    out = output(pieces_tokenizer("x", "a", "b"), stop=("ab", "never"), min_tokens=2)
+    assert [out.commit(block(token_id)).text for token_id in (0, 1, 2)] == ["x", "", ""]
+    assert out.finish_reason is FinishReason.STOP
+
+
+def test_an_end_of_answer_within_min_tokens_is_a_token_without_an_end() -> None:
+    # A loose policy without guards may keep one that was drafted.
+    out = output(pieces_tokenizer("a", "<eos>"), eos=1, min_tokens=2)
+    out.commit(block(1, 0))
+    assert out.finish_reason is None
+    out.commit(block(1))
+    assert (out.finish_reason, out.num_sent) == (FinishReason.EOS, 2)

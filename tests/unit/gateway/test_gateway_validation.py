@@ -10,6 +10,7 @@ import pytest
 from foveate.rpc.errors import InvalidArgument, ResourceExhausted
 from gateway.acceptance import AcceptanceFields
 from gateway.facts import AcceptanceLimits, ContextSpec, FrameSampling, Limits, MediaChunk
+from gateway.samples import each_of
 from gateway.validation import (
     AskFields,
     TurnFields,
@@ -18,7 +19,7 @@ from gateway.validation import (
     check_page_size,
     parse_question,
 )
-from gateway.values import AcceptancePolicy, DraftMode, Role, SelectionMethod
+from gateway.values import AcceptancePolicy, DraftMode, Role, Sampling, SelectionMethod
 
 LIMITS = Limits(
     max_upload_bytes=4_000_000,
@@ -33,6 +34,7 @@ LIMITS = Limits(
     default_visual_budget=0.1,
     default_fps=2,
     acceptance=AcceptanceLimits(),
+    vocab_size=330,
 )
 GOOD = AskFields(context="contexts/" + "0" * 64, question="What happens?")
 
@@ -207,3 +209,57 @@ def test_an_upload_that_grows_over_the_limit() -> None:
         check.check(MediaChunk(index * 1024 * 1024, b"x" * 1024 * 1024))
     with pytest.raises(ResourceExhausted):
         check.check(MediaChunk(3 * 1024 * 1024, b"x" * 1024 * 1024))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"repetition_penalty": 0.0}, "sampling.repetition_penalty"),
+        ({"repetition_penalty": 10.5}, "sampling.repetition_penalty"),
+        ({"repetition_penalty": math.nan}, "sampling.repetition_penalty"),
+        ({"presence_penalty": -2.1}, "sampling.presence_penalty"),
+        ({"frequency_penalty": math.inf}, "sampling.frequency_penalty"),
+        ({"logit_bias": ((330, 1.0),)}, "sampling.logit_bias[330]"),
+        ({"logit_bias": ((7, -100.5),)}, "sampling.logit_bias[7]"),
+        ({"logit_bias": ((7, math.nan),)}, "sampling.logit_bias[7]"),
+        ({"logit_bias": tuple((token_id % 330, 0.0) for token_id in range(1025))}, "sampling.logit_bias"),
+        ({"min_tokens": 65}, "sampling.min_tokens"),
+        ({"min_tokens": 5, "max_tokens": 4}, "sampling.min_tokens"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"n": 0, "temperature": 1.0}, "n"),
+        ({"n": 9, "temperature": 1.0}, "n"),
+        ({"n": 2}, "n"),
+        ({"n": 2, "temperature": 1.0, "conversation": "c"}, "n"),
+    ],
+)
+def test_output_options_that_cannot_be_had_are_refused_by_name(changes: dict[str, object], field: str) -> None:
+    assert violations(**changes) == [field]
+
+
+def test_output_options_are_passed_on() -> None:
+    plain = parse_question(GOOD, LIMITS)
+    assert (plain.num_top_logprobs, plain.ignore_eos, plain.num_answers, plain.sampling.min_tokens) == (
+        None,
+        False,
+        1,
+        0,
+    )
+    asked = dataclasses.replace(
+        GOOD,
+        temperature=0.5,
+        seed=2**64 - 1,
+        repetition_penalty=1.5,
+        presence_penalty=-2.0,
+        frequency_penalty=2.0,
+        logit_bias=((329, 100.0),),
+        min_tokens=64,
+        logprobs=True,
+        ignore_eos=True,
+        n=3,
+    )
+    question = parse_question(asked, LIMITS)
+    assert question.sampling == Sampling(0.5, 0, 1.0, 2**64 - 1, 1.5, -2.0, 2.0, ((329, 100.0),), 64)
+    assert (question.num_top_logprobs, question.ignore_eos, question.num_answers) == (0, True, 3)
+    assert [one.sampling.seed for one in each_of(question)] == [2**64 - 1, 0, 1]
+    assert {one.num_answers for one in each_of(question)} == {1}
