@@ -82,10 +82,19 @@ def print_statistics(output: Output, answer: Answer) -> None:
         counts = Counter(answer.origins)
         parts = [Text(f"{counts[origin]} {LEGEND[origin]}", style=style) for origin, style in STYLES.items()]
         output.err.print(Text(" · ", style="dim").join(parts))
+    if answer.logprobs:
+        _print_logprobs(output, answer)
     for line in loose_lines(answer):
         output.err.print(Text(printable(line), style="red"))
     for note in answer.notes:
         output.err.print(Text(f"note: {note}", style="yellow"))
+
+
+def _print_logprobs(output: Output, answer: Answer) -> None:
+    """Prints a line a token: its id and log-probability, and the likeliest tokens at its place."""
+    for token_id, told in zip(answer.token_ids, answer.logprobs, strict=True):
+        likeliest = "  ".join(f"{top.text!r} {top.logprob:.3f}" for top in told.top)
+        output.err.print(Text(printable(f"{token_id:>7} {told.logprob:8.3f}  {likeliest}".rstrip()), style="dim"))
 
 
 def loose_lines(answer: Answer) -> list[str]:

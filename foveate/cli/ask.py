@@ -6,13 +6,14 @@ from pathlib import Path
 
 from foveate.cli import options
 from foveate.cli.answer_view import answer_json, print_statistics, show_stream
-from foveate.cli.errors import reported
+from foveate.cli.errors import cancelled_by_signals, reported
 from foveate.cli.explain import write_page
 from foveate.cli.options import acceptance_options, ask_options
 from foveate.cli.output import Output
 from foveate.cli.session import Target, Video, connected, prefill, print_context
-from foveate.client import AskOptions
+from foveate.client import AnswerStream, AskOptions, Context
 from foveate.explanation import from_json
+from foveate.rpc.errors import invalid
 
 DESCRIBE_QUESTION = "Describe the video."
 
@@ -35,6 +36,14 @@ def ask(
     top_p: options.TopPOption = None,
     seed: options.SeedOption = None,
     stop: options.StopOption = None,
+    min_tokens: options.MinTokensOption = None,
+    repetition_penalty: options.RepetitionPenaltyOption = None,
+    presence_penalty: options.PresencePenaltyOption = None,
+    frequency_penalty: options.FrequencyPenaltyOption = None,
+    logit_bias: options.LogitBiasOption = None,
+    ignore_eos: options.IgnoreEosOption = False,
+    logprobs: options.LogprobsOption = None,
+    n: options.NumAnswersOption = None,
     draft: options.DraftOption = None,
     num_draft_tokens: options.NumDraftTokensOption = None,
     budget: options.BudgetOption = None,
@@ -58,6 +67,14 @@ def ask(
         top_p=top_p,
         seed=seed,
         stop=stop,
+        min_tokens=min_tokens,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=logit_bias,
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
+        n=n,
         draft=draft,
         num_draft_tokens=num_draft_tokens,
         budget=budget,
@@ -100,6 +117,9 @@ def run_ask(
         if not output.as_json:
             print_context(context, output)
         stream = client.stream(context, question, **chosen)
+        if (chosen.get("n") or 1) > 1:
+            _show_all(context, stream, output, html)
+            return
         answer = show_stream(output, stream, explain=chosen.get("explain", False))
         if output.as_json:
             output.print_json(answer_json(context, answer))
@@ -107,3 +127,17 @@ def run_ask(
             print_statistics(output, answer)
         if html is not None:
             write_page(output, from_json(answer_json(context, answer)), html)
+
+
+def _show_all(context: Context, stream: AnswerStream, output: Output, html: Path | None) -> None:
+    # Several answers stream at once; each is shown when all have ended.
+    if html is not None:
+        raise invalid("html", "shows one answer; leave --n out")
+    with stream, cancelled_by_signals(stream.cancel):
+        answers = stream.results
+    if output.as_json:
+        output.print_json({"answers": [answer_json(context, answer) for answer in answers]})
+        return
+    for number, answer in enumerate(answers, start=1):
+        output.write(f"[{number}] {answer.text}\n")
+        print_statistics(output, answer)

@@ -86,6 +86,40 @@ SeedOption = Annotated[
 StopOption = Annotated[
     list[str] | None, typer.Option(metavar="TEXT", rich_help_panel=_ANSWER, help="End before this text; repeatable.")
 ]
+MinTokensOption = Annotated[
+    int | None,
+    typer.Option(metavar="N", rich_help_panel=_ANSWER, help="Do not let the answer end before so many tokens."),
+]
+RepetitionPenaltyOption = Annotated[
+    float | None,
+    typer.Option(metavar="X", rich_help_panel=_ANSWER, help="Above 1: tokens of prompt and answer less likely."),
+]
+PresencePenaltyOption = Annotated[
+    float | None,
+    typer.Option(metavar="X", rich_help_panel=_ANSWER, help="Above 0: tokens that the answer has less likely."),
+]
+FrequencyPenaltyOption = Annotated[
+    float | None,
+    typer.Option(metavar="X", rich_help_panel=_ANSWER, help="Above 0: the less likely, the more often it has them."),
+]
+LogitBiasOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ID=BIAS", rich_help_panel=_ANSWER, help="Add to a token's logit, -100 to 100; repeatable."),
+]
+IgnoreEosOption = Annotated[
+    bool,
+    typer.Option("--ignore-eos", rich_help_panel=_ANSWER, help="Go on to --max-tokens: for measurements."),
+]
+LogprobsOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", rich_help_panel=_ANSWER, help="Tell log-probabilities, and those of the N likeliest (0: none)."
+    ),
+]
+NumAnswersOption = Annotated[
+    int | None,
+    typer.Option("--n", metavar="N", rich_help_panel=_ANSWER, help="So many answers; with --temperature above 0."),
+]
 ExplainOption = Annotated[
     bool,
     typer.Option(
@@ -147,13 +181,21 @@ def ask_options(
     top_p: float | None,
     seed: int | None,
     stop: list[str] | None,
+    min_tokens: int | None,
+    repetition_penalty: float | None,
+    presence_penalty: float | None,
+    frequency_penalty: float | None,
+    logit_bias: list[str] | None,
     draft: DraftMode | None,
     num_draft_tokens: int | None,
     budget: float | None,
     explain: bool,
     acceptance: Acceptance | None,
+    ignore_eos: bool = False,
+    logprobs: int | None = None,
+    n: int | None = None,
 ) -> AskOptions:
-    """Returns the client's options of an answer."""
+    """Returns the client's options of an answer. Raises BadParameter for a bias that is none."""
     return AskOptions(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -161,12 +203,29 @@ def ask_options(
         top_p=top_p,
         seed=seed,
         stop=stop or (),
+        min_tokens=min_tokens,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=dict(map(_bias, logit_bias or ())),
+        ignore_eos=ignore_eos,
+        logprobs=logprobs is not None,
+        top_logprobs=logprobs,
+        n=n,
         draft=draft,
         num_draft_tokens=num_draft_tokens,
         visual_budget=budget,
         explain=explain,
         acceptance=acceptance,
     )
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token_id, _, bias = text.partition("=")
+    try:
+        return int(token_id), float(bias)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not ID=BIAS, such as 151645=-2.5", param_hint="--logit-bias") from None
 
 
 def acceptance_options(

@@ -35,6 +35,8 @@ from foveate.client.types import (
     ServerLimits,
     Stage,
     TokenDetail,
+    TokenLogprobs,
+    TopLogprob,
     Turn,
 )
 from foveate.context_source import ContextCost, ContextFetch, ContextSource
@@ -72,6 +74,8 @@ __all__ = [
     "ServerLimits",
     "Stage",
     "TokenDetail",
+    "TokenLogprobs",
+    "TopLogprob",
     "Turn",
     "VideoFacts",
 ]

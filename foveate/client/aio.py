@@ -13,9 +13,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from foveate.client import upload
 from foveate.client.failures import reached, resume_after_s
 from foveate.client.messages import (
-    AnswerBuilder,
+    AnswersBuilder,
     ContextBuilder,
     ask_request,
+    check_one_answer,
     context_from_proto,
     context_name,
     list_request,
@@ -155,17 +156,28 @@ class AsyncClient:
 
     async def ask(self, context: Context | str, question: str, **options: Unpack[AskOptions]) -> Answer:
         """Returns the whole answer."""
+        check_one_answer(options)
         async with self.stream(context, question, **options) as stream:
             async for _ in stream:
                 pass
             return stream.result
+
+    async def ask_n(
+        self, context: Context | str, question: str, n: int, **options: Unpack[AskOptions]
+    ) -> tuple[Answer, ...]:
+        """Returns `n` whole answers, each sampled with a seed of its own; `temperature` must be above 0."""
+        asked: AskOptions = {**options, "n": n}
+        async with self.stream(context, question, **asked) as stream:
+            async for _ in stream:
+                pass
+            return stream.results
 
     def stream(self, context: Context | str, question: str, **options: Unpack[AskOptions]) -> AsyncAnswerStream:
         """Starts an answer: iterate for its deltas, then read `result`. Leaving it early frees everything it holds."""
         request = ask_request(context, question, options)
         stub = answers_pb2_grpc.AnswerServiceStub(self._open())
         call = stub.Ask(request, timeout=self._deadline_s(options.get("timeout_s")))
-        return AsyncAnswerStream(call, AnswerBuilder(request), self.address)
+        return AsyncAnswerStream(call, AnswersBuilder(request), self.address)
 
     async def server_info(self, *, timeout_s: float | None = None) -> ServerInfo:
         """Returns what is served."""
@@ -262,7 +274,7 @@ class AsyncAnswerStream(AsyncIterator[Delta]):
     def __init__(
         self,
         call: grpc.aio.UnaryStreamCall[answers_pb2.AskRequest, answers_pb2.AskResponse],
-        builder: AnswerBuilder,
+        builder: AnswersBuilder,
         address: str,
     ) -> None:
         self._call = call
@@ -287,6 +299,11 @@ class AsyncAnswerStream(AsyncIterator[Delta]):
     def result(self) -> Answer:
         """The whole answer, once the deltas were iterated to their end. Raises Internal before that."""
         return self._builder.result()
+
+    @property
+    def results(self) -> tuple[Answer, ...]:
+        """All `n` whole answers, in order, once the deltas were iterated to their end. Raises Internal before that."""
+        return self._builder.results()
 
     def cancel(self) -> None:
         """Stops the answer; the server frees what it holds. Harmless after the end."""

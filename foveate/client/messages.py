@@ -31,6 +31,8 @@ from foveate.client.types import (
     ServerLimits,
     Stage,
     TokenDetail,
+    TokenLogprobs,
+    TopLogprob,
 )
 from foveate.context_source import ContextFetch, ContextSource
 from foveate.rpc.errors import Internal, InvalidArgument, invalid
@@ -112,6 +114,11 @@ def ask_request(context: Context | str, question: str, options: AskOptions) -> a
     _check_range("max_tokens", options.get("max_tokens"), -(2**31), 2**31 - 1)
     _check_range("sampling.top_k", options.get("top_k"), 0, _UINT32_MAX)
     _check_range("sampling.seed", options.get("seed"), 0, 2**64 - 1)
+    for token_id in options.get("logit_bias") or {}:
+        _check_range(f"sampling.logit_bias[{token_id}]", token_id, 0, _UINT32_MAX)
+    _check_range("sampling.min_tokens", options.get("min_tokens"), 0, _UINT32_MAX)
+    _check_range("top_logprobs", options.get("top_logprobs"), 0, _UINT32_MAX)
+    _check_range("n", options.get("n"), 0, _UINT32_MAX)
     _check_range("keep_turns", options.get("keep_turns"), 0, _UINT32_MAX)
     _check_range("drafting.num_draft_tokens", options.get("num_draft_tokens"), 0, _UINT32_MAX)
     stop = options.get("stop") or ()
@@ -126,6 +133,11 @@ def ask_request(context: Context | str, question: str, options: AskOptions) -> a
             top_k=options.get("top_k"),
             top_p=options.get("top_p"),
             seed=options.get("seed"),
+            repetition_penalty=options.get("repetition_penalty"),
+            presence_penalty=options.get("presence_penalty"),
+            frequency_penalty=options.get("frequency_penalty"),
+            logit_bias=options.get("logit_bias"),
+            min_tokens=options.get("min_tokens"),
         ),
         drafting=answers_pb2.Drafting(
             mode=_draft_mode(options.get("draft")),
@@ -134,11 +146,21 @@ def ask_request(context: Context | str, question: str, options: AskOptions) -> a
             selection=_selection(options.get("selection")),
         ),
         explain=options.get("explain", False),
+        logprobs=options.get("logprobs", False),
+        top_logprobs=options.get("top_logprobs") or 0,
+        ignore_eos=options.get("ignore_eos", False),
+        n=options.get("n"),
         conversation=options.get("conversation") or "",
         keep_turns=options.get("keep_turns"),
         branch_of=options.get("branch_of") or "",
         acceptance=_acceptance(options.get("acceptance")),
     )
+
+
+def check_one_answer(options: AskOptions) -> None:
+    """Raises InvalidArgument when several answers are asked for."""
+    if options.get("n") not in (None, 1):
+        raise invalid("n", "must be 1: ask returns one answer, ask_n returns n")
 
 
 def _acceptance(asked: Acceptance | None) -> answers_pb2.Acceptance | None:
@@ -212,11 +234,16 @@ def progress_from_proto(message: contexts_pb2.ContextProgress) -> Progress | Non
     return None if stage is None else Progress(stage, message.done, message.total)
 
 
-def delta_from_proto(message: answers_pb2.AnswerDelta) -> Delta:
-    """Returns a delta."""
+def delta_from_proto(message: answers_pb2.AnswerDelta, index: int = 0) -> Delta:
+    """Returns a delta of answer `index`."""
     origins = tuple(_ORIGINS.get(origin, Origin.PLAIN) for origin in message.origins)
     details = tuple(_detail_from_proto(detail) for detail in message.details)
-    return Delta(message.text, tuple(message.token_ids), origins, tuple(message.token_texts), details)
+    logprobs = tuple(
+        TokenLogprobs(one.logprob, tuple(TopLogprob(top.token_id, top.text, top.logprob) for top in one.top))
+        for one in message.logprobs
+    )
+    texts = tuple(message.token_texts)
+    return Delta(message.text, tuple(message.token_ids), origins, texts, details, logprobs, index)
 
 
 def _detail_from_proto(message: answers_pb2.TokenDetail) -> TokenDetail:
@@ -302,9 +329,29 @@ def stats_from_proto(message: answers_pb2.AnswerStats) -> AnswerStats:
     )
 
 
-class AnswerBuilder:
-    """Folds the messages of an answer's stream into deltas and, at the end, the answer."""
+class AnswersBuilder:
+    """Folds the messages of an answers' stream into deltas and, at the end, the answers."""
 
+    def __init__(self, request: answers_pb2.AskRequest) -> None:
+        num_answers = request.n if request.HasField("n") else 1
+        self._builders = [_AnswerBuilder(request) for _ in range(max(1, num_answers))]
+
+    def feed(self, response: answers_pb2.AskResponse) -> Delta | None:
+        """Takes the next message; returns the delta if it is one. Raises Internal for an answer never asked for."""
+        if response.index >= len(self._builders):
+            raise Internal(f"the server sent answer {response.index} of {len(self._builders)}", reason="ANSWER_UNASKED")
+        return self._builders[response.index].feed(response)
+
+    def result(self) -> Answer:
+        """Returns the first answer. Raises Internal when the stream ended without its last message."""
+        return self._builders[0].result()
+
+    def results(self) -> tuple[Answer, ...]:
+        """Returns all answers, in order. Raises Internal when the stream ended without the end of one."""
+        return tuple(builder.result() for builder in self._builders)
+
+
+class _AnswerBuilder:
     def __init__(self, request: answers_pb2.AskRequest) -> None:
         self._request = request
         self._deltas: list[Delta] = []
@@ -313,7 +360,6 @@ class AnswerBuilder:
         self._finished: answers_pb2.AnswerFinished | None = None
 
     def feed(self, response: answers_pb2.AskResponse) -> Delta | None:
-        """Takes the next message; returns the delta if it is one."""
         event = response.WhichOneof("event")
         if event == "started":
             self._num_cached_tokens = response.started.num_cached_tokens
@@ -321,18 +367,12 @@ class AnswerBuilder:
         elif event == "finished":
             self._finished = response.finished
         elif event == "delta":
-            delta = delta_from_proto(response.delta)
+            delta = delta_from_proto(response.delta, response.index)
             self._deltas.append(delta)
             return delta
         return None
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether the last message was seen."""
-        return self._finished is not None
-
     def result(self) -> Answer:
-        """Returns the answer. Raises Internal when the stream ended without its last message."""
         finished = self._finished
         if finished is None:
             raise Internal("the server ended the answer without its statistics", reason="ANSWER_CUT_SHORT")
@@ -358,6 +398,7 @@ class AnswerBuilder:
             notes=tuple(finished.notes),
             fetch=self._fetch,
             num_conversation_turns=finished.num_conversation_turns,
+            logprobs=tuple(_chained(delta.logprobs for delta in self._deltas)),
         )
 
 

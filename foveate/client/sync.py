@@ -16,9 +16,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from foveate.client import upload
 from foveate.client.failures import reached, resume_after_s
 from foveate.client.messages import (
-    AnswerBuilder,
+    AnswersBuilder,
     ContextBuilder,
     ask_request,
+    check_one_answer,
     context_from_proto,
     context_name,
     list_request,
@@ -168,17 +169,24 @@ class Client:
 
     def ask(self, context: Context | str, question: str, **options: Unpack[AskOptions]) -> Answer:
         """Returns the whole answer."""
+        check_one_answer(options)
         with self.stream(context, question, **options) as stream:
             for _ in stream:
                 pass
             return stream.result
+
+    def ask_n(self, context: Context | str, question: str, n: int, **options: Unpack[AskOptions]) -> tuple[Answer, ...]:
+        """Returns `n` whole answers, each sampled with a seed of its own; `temperature` must be above 0."""
+        asked: AskOptions = {**options, "n": n}
+        with self.stream(context, question, **asked) as stream:
+            return stream.results
 
     def stream(self, context: Context | str, question: str, **options: Unpack[AskOptions]) -> AnswerStream:
         """Starts an answer: iterate for its deltas, then read `result`. Leaving it early frees everything it holds."""
         request = ask_request(context, question, options)
         stub = answers_pb2_grpc.AnswerServiceStub(self._open())
         call = stub.Ask(request, timeout=self._deadline_s(options.get("timeout_s")))
-        return AnswerStream(call, AnswerBuilder(request), self.address)
+        return AnswerStream(call, AnswersBuilder(request), self.address)
 
     def server_info(self, *, timeout_s: float | None = None) -> ServerInfo:
         """Returns what is served."""
@@ -245,7 +253,7 @@ class Client:
 class AnswerStream(Iterator[Delta]):
     """An answer as it comes. As a context manager, leaving the block early cancels the answer."""
 
-    def __init__(self, call: Any, builder: AnswerBuilder, address: str) -> None:
+    def __init__(self, call: Any, builder: AnswersBuilder, address: str) -> None:
         self._call = call
         self._builder = builder
         self._address = address
@@ -273,6 +281,13 @@ class AnswerStream(Iterator[Delta]):
         for _ in self:
             pass
         return self._builder.result()
+
+    @property
+    def results(self) -> tuple[Answer, ...]:
+        """All `n` whole answers, in order; reads what is left of the stream first."""
+        for _ in self:
+            pass
+        return self._builder.results()
 
     def cancel(self) -> None:
         """Stops the answer; the server frees what it holds. Harmless after the end."""

@@ -188,6 +188,10 @@ class AskOptions(TypedDict, total=False):
     `history` are earlier turns, oldest first, ending with the model's (see `Answer.turns`).
     `visual_budget` is the share of visual tokens that the drafter keeps, 0 to 1.
     `explain` asks for the origin and the text of every token, and for what the policy knew about it.
+    `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `logit_bias` (by token id) and `min_tokens` change
+    what is chosen. `logprobs` asks for log-probabilities, `top_logprobs` for those of so many likeliest tokens too.
+    `ignore_eos` goes on to `max_tokens`. `n` answers come in one stream (`Client.ask_n`), with seeds `seed`, `seed` + 1
+    and so on.
     `conversation` is an id of yours under which the server keeps the turns, so that no history has to be sent;
     `keep_turns` forgets the later ones first, `branch_of` begins with the turns of another conversation.
     `timeout_s` bounds the whole call; when it passes: DeadlineExceeded.
@@ -200,6 +204,15 @@ class AskOptions(TypedDict, total=False):
     top_k: int | None
     top_p: float | None
     seed: int | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    min_tokens: int | None
+    logprobs: bool
+    top_logprobs: int | None
+    ignore_eos: bool
+    n: int | None
     draft: DraftMode | None
     num_draft_tokens: int | None
     visual_budget: float | None
@@ -231,14 +244,36 @@ class TokenDetail:
 
 
 @dataclass(frozen=True)
+class TopLogprob:
+    """One of the likeliest tokens at a place, with its text on its own."""
+
+    token_id: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural log-probability of a token, before bias, penalties and sampling; `top` has the likeliest ones' there."""
+
+    logprob: float
+    top: tuple[TopLogprob, ...]
+
+
+@dataclass(frozen=True)
 class Delta:
-    """More of an answer: append `text`. The rest goes with `token_ids`, one each, if `explain` was asked."""
+    """More of an answer: append `text`. The rest goes with `token_ids`, one each, if it was asked for.
+
+    `explain` asks for all but `logprobs`. `index` tells which of n answers it belongs to.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     origins: tuple[Origin, ...] = ()
     token_texts: tuple[str, ...] = ()
     details: tuple[TokenDetail, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    index: int = 0
 
 
 @dataclass(frozen=True)
@@ -291,6 +326,7 @@ class Answer:
     notes: tuple[str, ...]
     fetch: ContextFetch | None = None
     num_conversation_turns: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def turns(self) -> tuple[Turn, Turn]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from foveate.rpc.errors import FieldViolation, InvalidArgument
 from foveate.rpc.fetch_proto import fetch_to_proto
 from foveate.v1 import answers_pb2
 from gateway import facts, values
@@ -12,7 +16,15 @@ from gateway.validation import AskFields, TurnFields
 
 
 def ask_fields(request: answers_pb2.AskRequest) -> AskFields:
-    """Returns the request as it came: unset is None, enumerations are numbers."""
+    """Returns the request as it came: unset is None, enumerations are numbers.
+
+    Raises InvalidArgument for a field that a newer client knows and this server does not: it would go unheeded.
+    """
+    unknown = tuple(_unknown(request, ""))
+    if unknown:
+        raise InvalidArgument(
+            "the request has fields that this version of the server does not know", violations=unknown
+        )
     sampling, drafting = request.sampling, request.drafting
     return AskFields(
         context=request.context,
@@ -42,6 +54,15 @@ def ask_fields(request: answers_pb2.AskRequest) -> AskFields:
         branch_of=request.branch_of,
         acceptance=_acceptance_fields(request.acceptance),
     )
+
+
+def _unknown(message: Message, path: str) -> Iterator[FieldViolation]:
+    for field in UnknownFieldSet(message):
+        yield FieldViolation(f"{path}{field.field_number}", f"is no field of {message.DESCRIPTOR.name} here")
+    for described, value in message.ListFields():
+        for part in value if isinstance(value, Sequence) else (value,):
+            if isinstance(part, Message):
+                yield from _unknown(part, f"{path}{described.name}.")
 
 
 def _acceptance_fields(asked: answers_pb2.Acceptance) -> AcceptanceFields:

@@ -127,8 +127,26 @@ async def test_refusals_name_their_fields() -> None:
         )
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             _ = [event async for event in stack.answers.Ask(request)]
-    status = rpc_status.from_call(caught.value)
+    assert _violated(caught.value) == {
+        "n",
+        "top_logprobs",
+        "sampling.logit_bias[1000000]",
+        "sampling.presence_penalty",
+    }
+
+
+async def test_a_field_that_the_server_does_not_know_is_refused_by_its_number() -> None:
+    request = answers_pb2.AskRequest(context=CONTEXT, question=PROMPT_TEXT)
+    request.sampling.MergeFromString(bytes([0x98, 0x06, 1]))  # field 99, a number
+    request.MergeFromString(bytes([0xA2, 0x06, 1]) + b"x")  # field 100, a string
+    async with running_stack(FakeVerifier(MODEL), FakeDrafter(MODEL)) as stack:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            _ = [event async for event in stack.answers.Ask(request)]
+    assert _violated(caught.value) == {"100", "sampling.99"}
+
+
+def _violated(error: grpc.aio.AioRpcError) -> set[str]:
     bad = error_details_pb2.BadRequest()
-    assert any(detail.Unpack(bad) for detail in status.details)
-    fields = {violation.field for violation in bad.field_violations}
-    assert fields == {"n", "top_logprobs", "sampling.logit_bias[1000000]", "sampling.presence_penalty"}
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert any(detail.Unpack(bad) for detail in rpc_status.from_call(error).details)
+    return {violation.field for violation in bad.field_violations}

@@ -124,14 +124,18 @@ class ScriptedAnswers(answers_pb2_grpc.AnswerServiceServicer):
         if request.question == "hot":
             raise InvalidArgument("bad sampling", violations=invalid("sampling.temperature", "must be >= 0").violations)
         try:
-            started = answers_pb2.AnswerStarted(num_prompt_tokens=40, num_cached_tokens=30)
-            yield answers_pb2.AskResponse(started=started)
-            for delta in _deltas(request.explain):
-                yield answers_pb2.AskResponse(delta=delta)
+            indices = range(request.n or 1)
+            for index in indices:
+                started = answers_pb2.AnswerStarted(num_prompt_tokens=40, num_cached_tokens=30)
+                yield answers_pb2.AskResponse(started=started, index=index)
+            for delta in _deltas(request):
+                for index in indices:
+                    yield answers_pb2.AskResponse(delta=delta, index=index)
             if request.question == "cut":
                 return
             await asyncio.sleep(60 if request.question == "slow" else 0)
-            yield answers_pb2.AskResponse(finished=_finished(request))
+            for index in indices:
+                yield answers_pb2.AskResponse(finished=_finished(request, index), index=index)
         except (asyncio.CancelledError, GeneratorExit):  # wherever the cancellation finds us: waiting, or at a yield
             self.cancelled.set()
             raise
@@ -143,25 +147,32 @@ class ScriptedAnswers(answers_pb2_grpc.AnswerServiceServicer):
         )
 
 
-def _deltas(explain: bool) -> list[answers_pb2.AnswerDelta]:
+def _deltas(request: answers_pb2.AskRequest) -> list[answers_pb2.AnswerDelta]:
     texts = (("The ",), ("red ", "ball "), ("roll", "s."))
     origins = ((P,), (A, R), (A, B))
     deltas, next_id = [], 1
     for pieces, whence in zip(texts, origins, strict=True):
         ids = list(range(next_id, next_id + len(pieces)))
         next_id += len(pieces)
-        told = {"origins": whence, "token_texts": pieces} if explain else {}
+        told: dict[str, Any] = {"origins": whence, "token_texts": pieces} if request.explain else {}
+        if request.logprobs:
+            told["logprobs"] = [_logprobs(token_id, request.top_logprobs) for token_id in ids]
         deltas.append(answers_pb2.AnswerDelta(text="".join(pieces), token_ids=ids, **told))
     return deltas
 
 
-def _finished(request: answers_pb2.AskRequest) -> answers_pb2.AnswerFinished:
+def _logprobs(token_id: int, num_top: int) -> answers_pb2.TokenLogprobs:
+    top = [answers_pb2.TopLogprob(token_id=rank, text=str(rank), logprob=-1.0 - rank) for rank in range(num_top)]
+    return answers_pb2.TokenLogprobs(logprob=-token_id, top=top)
+
+
+def _finished(request: answers_pb2.AskRequest, index: int) -> answers_pb2.AnswerFinished:
     return answers_pb2.AnswerFinished(
         finish_reason=answers_pb2.FINISH_REASON_EOS,
         guarantee=answers_pb2.GUARANTEE_LOSSLESS,
         num_prompt_tokens=40,
         num_output_tokens=5,
-        seed=request.sampling.seed if request.sampling.temperature else None,
+        seed=request.sampling.seed + index if request.sampling.temperature else None,
         notes=["the drafter was lost"] if request.question == "note" else [],
         stats=answers_pb2.AnswerStats(
             draft_mode=answers_pb2.DRAFT_MODE_SPARSE,

@@ -73,6 +73,30 @@ def test_ask_passes_every_option(gateway: ScriptedGateway, video: Path) -> None:
     assert (spec.sampling.fps, spec.sampling.max_frames) == (4.0, 3)
 
 
+def test_ask_passes_the_output_options(gateway: ScriptedGateway, video: Path) -> None:
+    options = "--min-tokens 2 --repetition-penalty 1.5 --presence-penalty .5 --frequency-penalty -.25 --ignore-eos"
+    options += " --logit-bias 7=2.5 --logit-bias 9=-100 --logprobs 2"
+    done = run("ask", video, "q", "--server", gateway.address, *options.split())
+    assert done.exit_code == 0
+    sent = gateway.answers.requests[0]
+    assert (sent.sampling.min_tokens, sent.sampling.repetition_penalty, sent.ignore_eos) == (2, 1.5, True)
+    assert (sent.sampling.presence_penalty, sent.sampling.frequency_penalty) == (0.5, -0.25)
+    assert (dict(sent.sampling.logit_bias), sent.logprobs, sent.top_logprobs) == ({7: 2.5, 9: -100.0}, True, 2)
+    assert [line.split() for line in done.stderr.splitlines() if line.startswith("      3")] == [
+        ["3", "-3.000", "'0'", "-1.000", "'1'", "-2.000"]
+    ]
+    wrong = run("ask", video, "q", "--server", gateway.address, "--logit-bias", "seven=1")
+    assert wrong.exit_code == 2
+    assert "ID=BIAS" in wrong.stderr
+
+
+def test_several_answers_are_numbered(gateway: ScriptedGateway, video: Path) -> None:
+    asked = ("ask", video, "q", "--server", gateway.address, "--n", "2", "--temperature", ".5", "--seed", "3")
+    assert run(*asked).stdout == f"[1] {ANSWER}\n[2] {ANSWER}\n"
+    told = json.loads(run(*asked, "--json").stdout)
+    assert [(answer["text"], answer["seed"]) for answer in told["answers"]] == [(ANSWER, 3), (ANSWER, 4)]
+
+
 def test_explain_without_a_terminal_has_no_colours_but_a_legend(gateway: ScriptedGateway, video: Path) -> None:
     done = run("ask", video, "q", "--server", gateway.address, "--explain")
     assert done.stdout == ANSWER + "\n"

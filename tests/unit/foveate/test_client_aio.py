@@ -25,6 +25,18 @@ async def test_ask_and_stream(gateway: ScriptedGateway, video: Path) -> None:
     assert [one.done for one in seen if one.stage is Stage.UPLOAD] == [2**20, 2 * 2**20, 2_560_000]
 
 
+async def test_n_answers(gateway: ScriptedGateway) -> None:
+    async with AsyncClient(gateway.address) as client:
+        answers = await client.ask_n("contexts/a", "q", 2, temperature=0.5, seed=4)
+        assert [(answer.text, answer.seed) for answer in answers] == [
+            ("The red ball rolls.", 4),
+            ("The red ball rolls.", 5),
+        ]
+        with pytest.raises(InvalidArgument) as refused:
+            await client.ask("contexts/a", "q", n=2)
+        assert [violation.field for violation in refused.value.violations] == ["n"]
+
+
 async def test_contexts(gateway: ScriptedGateway) -> None:
     async with AsyncClient(gateway.address) as client:
         made = [await client.create_context(server_path=f"{i}.mp4") for i in range(3)]

@@ -67,6 +67,18 @@ def test_stream_gives_deltas_then_result(gateway: ScriptedGateway) -> None:
             next(stream)
 
 
+def test_n_answers_are_told_apart(gateway: ScriptedGateway) -> None:
+    with Client(gateway.address) as client:
+        answers = client.ask_n("contexts/a", "q", 3, temperature=0.5, seed=4, logprobs=True)
+        deltas = list(client.stream("contexts/a", "q", n=2, temperature=0.5))
+    assert [answer.text for answer in answers] == ["The red ball rolls."] * 3
+    assert [answer.seed for answer in answers] == [4, 5, 6]
+    assert [len(answer.logprobs) for answer in answers] == [5, 5, 5]
+    assert gateway.answers.requests[0].n == 3
+    for index in range(2):
+        assert "".join(delta.text for delta in deltas if delta.index == index) == "The red ball rolls."
+
+
 def test_result_reads_the_rest(gateway: ScriptedGateway) -> None:
     with Client(gateway.address) as client:
         stream = client.stream("contexts/a", "q")
@@ -132,6 +144,14 @@ def test_every_option_is_sent(gateway: ScriptedGateway) -> None:
             selection=Selection.RECENT,
             explain=True,
             timeout_s=5.0,
+            repetition_penalty=1.5,
+            presence_penalty=-0.5,
+            frequency_penalty=0.25,
+            logit_bias={7: 2.5, 9: -100.0},
+            min_tokens=2,
+            logprobs=True,
+            top_logprobs=3,
+            ignore_eos=True,
         )
         client.ask("contexts/a", "q")
     sent, bare = gateway.answers.requests
@@ -142,8 +162,20 @@ def test_every_option_is_sent(gateway: ScriptedGateway) -> None:
     assert sent.drafting.mode == answers_pb2.DRAFT_MODE_NGRAM
     assert (sent.drafting.num_draft_tokens, sent.drafting.visual_budget) == (4, 0.5)
     assert sent.drafting.selection == answers_pb2.SELECTION_METHOD_RECENT
+    assert (sent.sampling.repetition_penalty, sent.sampling.presence_penalty) == (1.5, -0.5)
+    assert (sent.sampling.frequency_penalty, sent.sampling.min_tokens) == (0.25, 2)
+    assert dict(sent.sampling.logit_bias) == {7: 2.5, 9: -100.0}
+    assert (sent.logprobs, sent.top_logprobs, sent.ignore_eos, sent.n) == (True, 3, True, 0)
+    assert (bare.logprobs, bare.top_logprobs, bare.ignore_eos, dict(bare.sampling.logit_bias)) == (False, 0, False, {})
+    assert [one.logprob for one in answer.logprobs] == [-1.0, -2.0, -3.0, -4.0, -5.0]
+    assert [[(top.token_id, top.text, top.logprob) for top in one.top] for one in answer.logprobs] == [
+        [(rank, str(rank), -1.0 - rank) for rank in range(3)]
+    ] * 5
     for message, unset in (
         (bare, "max_tokens"),
+        (bare, "n"),
+        (bare.sampling, "min_tokens"),
+        (bare.sampling, "repetition_penalty"),
         (bare.sampling, "temperature"),
         (bare.sampling, "seed"),
         (bare.drafting, "visual_budget"),
@@ -159,6 +191,11 @@ def test_every_option_is_sent(gateway: ScriptedGateway) -> None:
         ("seed", -1, "sampling.seed"),
         ("seed", 2**64, "sampling.seed"),
         ("num_draft_tokens", -3, "drafting.num_draft_tokens"),
+        ("min_tokens", -1, "sampling.min_tokens"),
+        ("top_logprobs", 2**32, "top_logprobs"),
+        ("logit_bias", {-1: 1.0}, "sampling.logit_bias[-1]"),
+        ("n", -1, "n"),
+        ("n", 2, "n"),  # ask returns one
     ],
 )
 def test_numbers_the_wire_cannot_carry_are_field_violations(option: str, value: int, field: str) -> None:

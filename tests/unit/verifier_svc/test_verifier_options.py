@@ -215,6 +215,20 @@ async def test_what_no_answer_can_have_is_refused_by_name(
     assert [violation.field for violation in caught.value.violations] == [f"open.sampling.{field}"]
 
 
+@pytest.mark.parametrize("num_questions", [12, pytest.param(200, marks=pytest.mark.slow)])
+async def test_greedy_text_is_that_of_plain_decoding_over_many_questions(
+    served: Served, context: str, num_questions: int
+) -> None:
+    chance = random.Random(num_questions)
+    for number in range(num_questions):
+        question = f"Question {number}: {chance.choice(('what', 'where', 'when'))} is {chance.randrange(10**6)}?"
+        async with served.answering(context, question) as stream:
+            plain = await stream.plain(16)
+        for drafter in drafters(plain)[:2]:  # the target itself, and random tokens
+            async with served.answering(context, question) as stream:
+                assert await stream.drafted(16, drafter) == plain
+
+
 async def test_a_fork_computes_one_token_and_answers_as_it_would_alone(served: Served, context: str) -> None:
     def sampling(seed: int) -> sampling_pb2.SamplingParams:
         return sampling_pb2.SamplingParams(temperature=0.8, seed=seed, repetition_penalty=1.2)
