@@ -52,8 +52,5 @@ async def all_of(answers: Iterable[Coroutine[None, None, None]]) -> None:
         async with asyncio.TaskGroup() as group:
             for one in answers:
                 group.create_task(one)
-    except* Exception as failed:
-        first: BaseException = failed
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        raise first from None
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None

@@ -333,14 +333,18 @@ class AnswersBuilder:
     """Folds the messages of an answers' stream into deltas and, at the end, the answers."""
 
     def __init__(self, request: answers_pb2.AskRequest) -> None:
-        num_answers = request.n if request.HasField("n") else 1
-        self._builders = [_AnswerBuilder(request) for _ in range(max(1, num_answers))]
+        self._num_answers = request.n if request.HasField("n") else 1
+        self._builders = {0: _AnswerBuilder(request)}
+        self._request = request
 
     def feed(self, response: answers_pb2.AskResponse) -> Delta | None:
         """Takes the next message; returns the delta if it is one. Raises Internal for an answer never asked for."""
-        if response.index >= len(self._builders):
-            raise Internal(f"the server sent answer {response.index} of {len(self._builders)}", reason="ANSWER_UNASKED")
-        return self._builders[response.index].feed(response)
+        index = response.index
+        if index >= self._num_answers:
+            raise Internal(f"the server sent answer {index} of {self._num_answers}", reason="ANSWER_UNASKED")
+        if index not in self._builders:
+            self._builders[index] = _AnswerBuilder(self._request)
+        return self._builders[index].feed(response)
 
     def result(self) -> Answer:
         """Returns the first answer. Raises Internal when the stream ended without its last message."""
@@ -348,7 +352,10 @@ class AnswersBuilder:
 
     def results(self) -> tuple[Answer, ...]:
         """Returns all answers, in order. Raises Internal when the stream ended without the end of one."""
-        return tuple(builder.result() for builder in self._builders)
+        missing = [index for index in range(self._num_answers) if index not in self._builders]
+        if missing:
+            raise Internal(f"the server left out answer {missing[0]}", reason="ANSWER_CUT_SHORT")
+        return tuple(self._builders[index].result() for index in range(self._num_answers))
 
 
 class _AnswerBuilder:

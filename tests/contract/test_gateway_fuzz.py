@@ -55,7 +55,11 @@ def scramble(message: Message, chance: random.Random, depth: int = 0) -> None:
 
 def set_field(message: Message, field: FieldDescriptor, chance: random.Random, depth: int) -> None:
     try:
-        if field.message_type is not None:
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
+            for _ in range(chance.choice((1, 2, 30))):
+                getattr(message, field.name)[value_of(key, chance)] = value_of(value, chance)
+        elif field.message_type is not None:
             target: Any = getattr(message, field.name)
             if depth < 4:
                 scramble(target.add() if field.is_repeated else target, chance, depth + 1)
