@@ -162,12 +162,9 @@ class AsyncClient:
                 pass
             return stream.result
 
-    async def ask_n(
-        self, context: Context | str, question: str, n: int, **options: Unpack[AskOptions]
-    ) -> tuple[Answer, ...]:
+    async def ask_n(self, context: Context | str, question: str, **options: Unpack[AskOptions]) -> tuple[Answer, ...]:
         """Returns `n` whole answers, each sampled with a seed of its own; `temperature` must be above 0."""
-        asked: AskOptions = {**options, "n": n}
-        async with self.stream(context, question, **asked) as stream:
+        async with self.stream(context, question, **options) as stream:
             async for _ in stream:
                 pass
             return stream.results

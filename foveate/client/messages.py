@@ -160,7 +160,7 @@ def ask_request(context: Context | str, question: str, options: AskOptions) -> a
 def check_one_answer(options: AskOptions) -> None:
     """Raises InvalidArgument when several answers are asked for."""
     if options.get("n") not in (None, 1):
-        raise invalid("n", "must be 1: ask returns one answer, ask_n returns n")
+        raise invalid("n", "must be 1: ask returns one answer, ask_n returns all of them")
 
 
 def _acceptance(asked: Acceptance | None) -> answers_pb2.Acceptance | None:

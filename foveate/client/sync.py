@@ -175,10 +175,9 @@ class Client:
                 pass
             return stream.result
 
-    def ask_n(self, context: Context | str, question: str, n: int, **options: Unpack[AskOptions]) -> tuple[Answer, ...]:
+    def ask_n(self, context: Context | str, question: str, **options: Unpack[AskOptions]) -> tuple[Answer, ...]:
         """Returns `n` whole answers, each sampled with a seed of its own; `temperature` must be above 0."""
-        asked: AskOptions = {**options, "n": n}
-        with self.stream(context, question, **asked) as stream:
+        with self.stream(context, question, **options) as stream:
             return stream.results
 
     def stream(self, context: Context | str, question: str, **options: Unpack[AskOptions]) -> AnswerStream:

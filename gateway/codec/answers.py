@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -57,12 +58,14 @@ def ask_fields(request: answers_pb2.AskRequest) -> AskFields:
 
 
 def _unknown(message: Message, path: str) -> Iterator[FieldViolation]:
-    for field in UnknownFieldSet(message):
+    unknown: Any = UnknownFieldSet(message)  # the stubs do not know that it is a sequence
+    for field in unknown:
         yield FieldViolation(f"{path}{field.field_number}", f"is no field of {message.DESCRIPTOR.name} here")
     for described, value in message.ListFields():
-        for part in value if isinstance(value, Sequence) else (value,):
-            if isinstance(part, Message):
-                yield from _unknown(part, f"{path}{described.name}.")
+        if described.message_type is None or described.message_type.GetOptions().map_entry:
+            continue
+        for part in (value,) if isinstance(value, Message) else value:
+            yield from _unknown(part, f"{path}{described.name}.")
 
 
 def _acceptance_fields(asked: answers_pb2.Acceptance) -> AcceptanceFields:

@@ -139,10 +139,11 @@ async def test_a_field_that_the_server_does_not_know_is_refused_by_its_number() 
     request = answers_pb2.AskRequest(context=CONTEXT, question=PROMPT_TEXT)
     request.sampling.MergeFromString(bytes([0x98, 0x06, 1]))  # field 99, a number
     request.MergeFromString(bytes([0xA2, 0x06, 1]) + b"x")  # field 100, a string
+    request.history.add(text="earlier").MergeFromString(bytes([0x98, 0x06, 1]))
     async with running_stack(FakeVerifier(MODEL), FakeDrafter(MODEL)) as stack:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             _ = [event async for event in stack.answers.Ask(request)]
-    assert _violated(caught.value) == {"100", "sampling.99"}
+    assert _violated(caught.value) == {"100", "sampling.99", "history.99"}
 
 
 def _violated(error: grpc.aio.AioRpcError) -> set[str]:

@@ -53,7 +53,7 @@ def test_ignore_eos_gives_answers_of_a_known_length(client: Client, context: Con
 
 
 def test_n_answers_are_those_of_single_questions_and_share_the_prefill(client: Client, context: Context) -> None:
-    answers = client.ask_n(context, QUESTION, 4, temperature=1.0, seed=40, max_tokens=48)
+    answers = client.ask_n(context, QUESTION, n=4, temperature=1.0, seed=40, max_tokens=48)
     for index, answer in enumerate(answers):
         single = client.ask(context, QUESTION, temperature=1.0, seed=40 + index, max_tokens=48)
         assert (answer.token_ids, answer.text, answer.seed) == (single.token_ids, single.text, 40 + index)

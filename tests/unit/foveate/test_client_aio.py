@@ -27,7 +27,7 @@ async def test_ask_and_stream(gateway: ScriptedGateway, video: Path) -> None:
 
 async def test_n_answers(gateway: ScriptedGateway) -> None:
     async with AsyncClient(gateway.address) as client:
-        answers = await client.ask_n("contexts/a", "q", 2, temperature=0.5, seed=4)
+        answers = await client.ask_n("contexts/a", "q", n=2, temperature=0.5, seed=4)
         assert [(answer.text, answer.seed) for answer in answers] == [
             ("The red ball rolls.", 4),
             ("The red ball rolls.", 5),

@@ -69,7 +69,7 @@ def test_stream_gives_deltas_then_result(gateway: ScriptedGateway) -> None:
 
 def test_n_answers_are_told_apart(gateway: ScriptedGateway) -> None:
     with Client(gateway.address) as client:
-        answers = client.ask_n("contexts/a", "q", 3, temperature=0.5, seed=4, logprobs=True)
+        answers = client.ask_n("contexts/a", "q", n=3, temperature=0.5, seed=4, logprobs=True)
         deltas = list(client.stream("contexts/a", "q", n=2, temperature=0.5))
     assert [answer.text for answer in answers] == ["The red ball rolls."] * 3
     assert [answer.seed for answer in answers] == [4, 5, 6]
