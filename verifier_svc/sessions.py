@@ -247,7 +247,7 @@ def _penalized(sampling: Sampling, held: HeldContext, prompt: ThreadPrompt, part
     """Returns the distinct tokens of context and prompt where a repetition penalty counts them, else none."""
     if sampling.adjustments is None or sampling.adjustments.repetition_penalty == 1.0:
         return ()
-    context = parts.prompts.context_token_ids(held.facts.num_visual_tokens)
+    context = parts.context_token_ids(held.facts.grid, held.facts.video.frame_timestamps_s)
     return tuple(sorted({*context, *prompt.token_ids}))
 
 

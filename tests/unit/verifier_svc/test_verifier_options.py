@@ -96,7 +96,7 @@ async def reference(served: Served, stream: Stream, params: sampling_pb2.Samplin
         while len(answer) < num_tokens:
             positions = text_positions(facts.num_tokens + row + facts.position_delta, len(fed))
             hidden = parts.runner.forward(token_ids=fed, positions=positions, kv=KvView((keys, values), thread, row))
-            whole = parts.prompts.context_token_ids(facts.num_visual_tokens) + prompt
+            whole = parts.context_token_ids(facts.grid, facts.video.frame_timestamps_s) + prompt
             logits = processed(parts.runner.logits(hidden[-1:])[0], params, whole, answer, parts.loaded.eos_token_ids)
             row += len(fed)
             fed = choose(logits, facts.num_tokens + row, sampling)
