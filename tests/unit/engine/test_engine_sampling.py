@@ -1,4 +1,4 @@
-"""Shared noise: its law, its reproducibility, and that blocks do not matter."""
+"""Shared noise: its law (case S5), its reproducibility, and that blocks do not matter."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 
 from engine.sampling import Sampling, choose, gumbel_noise, transformed, uniform
+from gateway.policies.base import Memory
+from gateway.policies.exact import ExactPolicy
+from gateway.values import Draft, Verified
 
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.5])
 NUM_DRAWS = 20_000
@@ -43,6 +46,24 @@ def test_first_and_second_token_follow_the_target(temperature: float, top_p: flo
     for token_id in range(4):
         if counts[token_id].sum():
             assert_law(counts[token_id], target(after[token_id], sampling))
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
+def test_a_greedy_drafter_does_not_bend_the_law(temperature: float) -> None:
+    after = torch.stack([LOGITS.roll(shift) for shift in range(4)])
+    drafted = int(LOGITS.argmax())
+    first, second = torch.zeros(4, dtype=torch.int64), torch.zeros(4, 4, dtype=torch.int64)
+    for seed in range(2000):
+        sampling = Sampling(temperature, seed=seed)
+        targets = tuple(choose(torch.stack([LOGITS, after[drafted]]), 5, sampling))
+        committed = [token.id for token in ExactPolicy().decide(Draft((drafted,)), Verified(targets), Memory()).tokens]
+        if len(committed) == 1:  # rejected: the next round chooses after the recovered token
+            committed += choose(after[committed[0]][None], 6, sampling)
+        first[committed[0]] += 1
+        second[committed[0], committed[1]] += 1
+    assert_law(first, target(LOGITS, Sampling(temperature)))
+    for token_id in range(4):
+        assert_law(second[token_id], target(after[token_id], Sampling(temperature)))
 
 
 def test_the_law_holds_over_seeds_too() -> None:
