@@ -1,4 +1,4 @@
-"""The runner against transformers' own forward, against itself in chunks (case C4), and bit by bit in deterministic mode."""
+"""The runner against transformers' own forward, itself in chunks (case C4), and bit by bit in deterministic mode."""
 
 from __future__ import annotations
 
