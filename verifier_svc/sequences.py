@@ -246,7 +246,6 @@ class Sequence:
             measured=measured,
         )
 
-    @torch.inference_mode()
     def _adjusted(self, output: Output, num_rows: int, draft_token_ids: tuple[int, ...] = ()) -> Tensor | None:
         """Returns the logits to choose from after the first `num_rows` of the thread; None: as they are."""
         if self._adjuster is None:
