@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.placement import DeviceMap
+from foveate.registration import RegistrationConfig
 from foveate.rpc.serving import ServingConfig
 
 
@@ -35,3 +36,4 @@ class DrafterConfig:
     layerskip_layers: int | None = None
     drain_grace_s: float = 2.0
     serving: ServingConfig = field(default_factory=ServingConfig)
+    registration: RegistrationConfig | None = None

@@ -22,7 +22,7 @@ from engine.scheduler import Scheduler
 from foveate.rpc.admission import refuse_beyond
 from foveate.rpc.errors import FailedPrecondition, invalid
 from foveate.telemetry import conventions as names
-from foveate.telemetry.spans import timed
+from foveate.telemetry.spans import UNTOLD, current_log, timed
 
 # A dead verifier's memory is given back by then: the one that follows it may not fit into /dev/shm before.
 _SWEEP_S = 1.0
@@ -151,9 +151,8 @@ class OpenSequence:
             return repeated
         assert self._sequence is not None, "attach comes first"
         with _kv_errors():
-            draft = await self._scheduler.steps(
-                self._sequence.draft(asked), names.SPAN_DRAFT, {names.ROUND: asked.round}
-            )
+            told = UNTOLD if current_log() is None else {names.ROUND: asked.round}
+            draft = await self._scheduler.steps(self._sequence.draft(asked), names.SPAN_DRAFT, told)
         self._guard.record(asked, draft)
         return draft
 

@@ -16,9 +16,12 @@ from engine.device_thread import DeviceThread
 from engine.loading import ModelError
 from engine.native.build import user_cache
 from engine.placement import device_map_flag
+from engine.service_record import service_record
+from foveate.registration import add_redis_flags, add_registration_flags, registered, registration_config
 from foveate.rpc.process import FlagParser, positive, run_service, say_failure, serve_loaded
 from foveate.rpc.server import Server, ServiceRegistration
 from foveate.rpc.serving import add_serving_flags, serving_config
+from foveate.store.services import ServiceKind
 from foveate.telemetry.logs import log_to_stderr
 from foveate.v1 import drafter_pb2_grpc
 
@@ -40,6 +43,7 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Dr
         num_threads=flags.threads,
         kernel_cache=flags.kernel_cache,
         serving=serving_config("drafter", flags, flags.address, environment),
+        registration=registration_config(flags),
         small_model_path=flags.small_model,
         layerskip_layers=flags.layerskip_layers,
         max_sequences=flags.max_sequences,
@@ -58,6 +62,8 @@ def _parser(environment: Mapping[str, str]) -> FlagParser:
     parser.flag("device-map", device_map_flag, None, "spreads a large model: auto, balanced, JSON, or a file of it")
     parser.flag("threads", positive, config.num_threads, "CPU threads of the model")
     parser.flag("max-sequences", positive, config.max_sequences, "sequences open at once; more are refused")
+    add_redis_flags(parser, "URL of the Redis to register in (--register); a drafter needs it for nothing else")
+    add_registration_flags(parser)
     parser.flag("kernel-cache", Path, user_cache(environment), "folder, nobody else's, to keep the compiled kernel in")
     add_serving_flags(parser)
     return parser
@@ -77,7 +83,15 @@ async def serve(config: DrafterConfig) -> None:
     with contextlib.closing(DeviceThread()) as device:
         serving = config.serving
         server = Server([registration], address=config.address, tls=serving.tls, use_reflection=serving.use_reflection)
-        await serve_loaded(server, lambda: Drafter.load(config, device), start, grace_s=config.drain_grace_s)
+        await serve_loaded(
+            server,
+            lambda: Drafter.load(config, device),
+            start,
+            grace_s=config.drain_grace_s,
+            announce=lambda drafter: registered(
+                config.registration, ServiceKind.DRAFTER, server.port, service_record(drafter.main)
+            ),
+        )
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ from engine.batch import Block, Output
 from engine.device_thread import DeviceThread
 from engine.runner import TextRunner
 from foveate.telemetry import conventions as names
-from foveate.telemetry.spans import Attributes, SpanLog, current_log
+from foveate.telemetry.spans import UNTOLD, Attributes, SpanLog, current_log
 
 T = TypeVar("T")
 
@@ -108,20 +108,22 @@ class Scheduler:
         """Amount of work that waits or runs, as seen from any thread."""
         return len(self._incoming) + len(self._steps) + len(self._turns)
 
-    async def steps(self, work: Steps[T], name: str, attributes: Attributes | None = None) -> T:
+    async def steps(self, work: Steps[T], name: str, attributes: Attributes = UNTOLD) -> T:
         """Runs an answer's round to its end. Cancelled, it ends after the step that is running.
 
         `name` and `attributes` are of the span that a recorded call gets.
         """
-        return await self._submit(work, name, attributes or {}, is_turns=False)
+        return await self._submit(work, name, attributes, is_turns=False)
 
-    async def turns(self, work: Turns[T], name: str, attributes: Attributes | None = None) -> T:
+    async def turns(self, work: Turns[T], name: str, attributes: Attributes = UNTOLD) -> T:
         """Runs long work to its end, in turns. Cancelled, it ends after the turn that is running."""
-        return await self._submit(work, name, attributes or {}, is_turns=True)
+        return await self._submit(work, name, attributes, is_turns=True)
 
     async def _submit(self, work: Generator[Any, Any, T], name: str, attributes: Attributes, *, is_turns: bool) -> T:
         loop = asyncio.get_running_loop()
-        job: _Job[T] = _Job(work, loop, loop.create_future(), name, attributes, current_log(), time.time_ns())
+        log = current_log()
+        asked_ns = 0 if log is None else time.time_ns()
+        job: _Job[T] = _Job(work, loop, loop.create_future(), name, attributes, log, asked_ns)
         with self._lock:
             self._incoming.append((job, is_turns))
             must_start = not self._is_pumping
@@ -166,7 +168,8 @@ class Scheduler:
     def _take_in(self) -> None:
         while self._incoming:
             job, is_turns = self._incoming.popleft()
-            job.start_ns = time.time_ns()
+            if job.log is not None:
+                job.start_ns = time.time_ns()
             if job.is_cancelled:  # what it would touch may be freed already
                 job.work.close()
                 continue

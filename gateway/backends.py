@@ -8,15 +8,18 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
+from foveate.registration import list_store
 from foveate.rpc.errors import FoveateError
 from foveate.store.client import Store
+from foveate.store.services import ServiceKind
 from gateway.clients import DrafterClient, VerifierClient
 from gateway.config import GatewayConfig
 from gateway.drafters import DefaultBudgets, DrafterPeer, Drafters
 from gateway.facts import ServerInfo
 from gateway.failover import FailoverOpener
 from gateway.handshake import Refusals, fitting_kinds, misfit
-from gateway.peers import Peers, Resolve
+from gateway.listing import RegisteredPeers
+from gateway.peers import Listing, Peers, Resolve
 from gateway.registry import MemoryRegistry, RedisRegistry, Registry
 from gateway.served import Served
 from gateway.verifiers import Verifiers
@@ -156,9 +159,26 @@ async def connected(config: GatewayConfig, resolve: Resolve | None = None) -> As
     `resolve` looks names up in place of the system.
     """
     async with contextlib.AsyncExitStack() as stack:
-        verifiers = Peers(config.verifiers, VerifierClient, tls=config.peer_tls, resolve=resolve)
+        listing = dict[ServiceKind, Listing]()
+        if config.redis is not None:
+            services = list_store(config.redis)
+            stack.push_async_callback(services.close)
+            listing = {kind: RegisteredPeers(services, kind) for kind in ServiceKind}
+        verifiers = Peers(
+            config.verifiers,
+            VerifierClient,
+            tls=config.peer_tls,
+            resolve=resolve,
+            listing=listing.get(ServiceKind.VERIFIER),
+        )
         stack.push_async_callback(verifiers.close)
-        drafters = Peers(config.drafters, DrafterClient, tls=config.peer_tls, resolve=resolve)
+        drafters = Peers(
+            config.drafters,
+            DrafterClient,
+            tls=config.peer_tls,
+            resolve=resolve,
+            listing=listing.get(ServiceKind.DRAFTER),
+        )
         stack.push_async_callback(drafters.close)
         registry = open_registry(config)
         stack.push_async_callback(registry.close)

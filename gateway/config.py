@@ -10,6 +10,8 @@ from foveate.rpc.admission import AdmissionLimits
 from foveate.rpc.security import ClientTls
 from foveate.rpc.serving import ServingConfig
 from foveate.store.client import StoreSettings
+from foveate.store.services import check_fleet
+from gateway.targets import REDIS, fleet_of
 from gateway.values import AcceptancePolicy
 
 _METADATA_KEY = re.compile(r"[a-z0-9_.-]+(?<!-bin)")
@@ -17,7 +19,7 @@ _METADATA_KEY = re.compile(r"[a-z0-9_.-]+(?<!-bin)")
 
 @dataclass(frozen=True)
 class GatewayConfig:
-    """Settings of one gateway process; `verifier` and `drafter`: see gateway/peers.py, several with commas between."""
+    """Settings of one gateway process; `verifier` and `drafter`: see gateway/targets.py, several with commas."""
 
     verifier: str
     drafter: str | None = None
@@ -62,6 +64,8 @@ class GatewayConfig:
     def __post_init__(self) -> None:
         """Raises ValueError, naming the flag, when a value is out of range."""
         _require(bool(self.verifiers), "--verifier must be HOST:PORT, or several with commas between")
+        for target in (*self.verifiers, *self.drafters):
+            _check_target(target, has_redis=self.redis is not None)
         _require(self.max_tokens_ceiling >= 1, "--max-tokens-ceiling must be at least 1")
         _require(
             1 <= self.default_max_tokens <= self.max_tokens_ceiling,
@@ -87,6 +91,16 @@ class GatewayConfig:
 
 def _targets(text: str) -> tuple[str, ...]:
     return tuple(target for part in text.split(",") if (target := part.strip()))
+
+
+def _check_target(target: str, *, has_redis: bool) -> None:
+    if not target.startswith(REDIS):
+        return
+    _require(has_redis, f"{target} needs --redis")
+    try:
+        check_fleet(fleet_of(target))
+    except ValueError as error:
+        raise ValueError(f"{target}: {error}") from None
 
 
 def _require(is_good: bool, message: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import os
@@ -10,13 +9,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from foveate.registration import add_redis_flags, redis_settings
 from foveate.rpc.admission import Admission, AdmissionInterceptor, AdmissionLimits
 from foveate.rpc.process import FlagParser, positive, run_service, say_failure, say_ready
 from foveate.rpc.security import ApiKeys, is_loopback
 from foveate.rpc.server import Server, ServiceRegistration, running, wait_for_signal
 from foveate.rpc.serving import add_peer_flags, add_serving_flags, peer_tls, serving_config
-from foveate.store.address import parse_redis_url
-from foveate.store.client import StoreSettings
 from foveate.telemetry.logs import log_to_stderr
 from foveate.v1 import answers_pb2_grpc, contexts_pb2_grpc
 from gateway.backends import Backends, connected
@@ -102,13 +100,13 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Ga
         "verifier",
         str,
         "",
-        "HOST:PORT of the verifier (required), or dns:HOST:PORT; several with commas",
+        "HOST:PORT of the verifier (required), dns:HOST:PORT, or redis:FLEET for who registers; several with commas",
     )
     flag(
         "drafter",
         str,
         "",
-        "HOST:PORT or dns:HOST:PORT, several with commas; without it drafts are n-grams",
+        "HOST:PORT, dns:HOST:PORT or redis:FLEET, several with commas; without it drafts are n-grams",
     )
     flag("address", str, defaults.address, "host:port to listen on; port 0 picks a free one")
     flag("default-max-tokens", int, defaults.default_max_tokens, "tokens of an answer when the request does not say")
@@ -131,9 +129,7 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Ga
     flag("max-per-second-per-tenant", float, limits.max_per_second_per_tenant, "calls a tenant may begin; 0: no bound")
     flag("verifier-wait-s", float, defaults.verifier_wait_s, "wait for a verifier of a call without a deadline")
     flag("failover-wait-s", float, defaults.failover_wait_s, "time that an answer waits for another verifier")
-    flag("redis", str, "", "URL of the Redis of registry and conversations; without it they are in memory")
-    flag("redis-timeout-ms", positive, 50, "longest wait for a command to Redis")
-    flag("redis-breaker-s", positive, 5, "seconds without Redis after it did not answer")
+    add_redis_flags(parser, "URL of the Redis of registry, conversations and redis:; without it they are in memory")
     flag("conversation-ttl-s", float, defaults.conversation_ttl_s, "seconds that a conversation is kept")
     flag("tenant-header", str, "", "metadata key in which a trusted proxy names the tenant; without it there is one")
     add_serving_flags(parser)
@@ -157,7 +153,7 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Ga
         verifier_wait_s=options.verifier_wait_s,
         health_timeout_s=options.health_timeout_ms / 1e3,
         failover_wait_s=options.failover_wait_s,
-        redis=_redis(options),
+        redis=redis_settings(options),
         conversation_ttl_s=options.conversation_ttl_s,
         tenant_header=options.tenant_header.lower(),
         serving=serving_config("gateway", options, options.address, environment),
@@ -170,16 +166,6 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Ga
             options.max_per_second_per_tenant,
         ),
     )
-
-
-def _redis(options: argparse.Namespace) -> StoreSettings | None:
-    if not options.redis:
-        return None
-    try:
-        address = parse_redis_url(options.redis)
-    except ValueError as error:
-        raise ValueError(f"--redis: {error}") from None
-    return StoreSettings(address, timeout_s=options.redis_timeout_ms / 1e3, breaker_s=options.redis_breaker_s)
 
 
 def _policy(flag: str, name: str) -> AcceptancePolicy:

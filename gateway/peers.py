@@ -1,10 +1,7 @@
-"""Where verifiers and drafters are: fixed addresses, and names that DNS resolves to as many as there are now.
-
-    HOST:PORT       one peer, for ever
-    dns:HOST:PORT   one peer for each address of the name, looked up again and again: a headless Service of Kubernetes
+"""Clients of verifiers and drafters, however settings name them (gateway/targets.py), as they come and go.
 
 A name that cannot be resolved keeps the peers it had: whether they serve is for their health to say. The channel of a
-peer that has left the name stays open for the answers that are running on it.
+peer that has left stays open for the answers that are running on it.
 """
 
 from __future__ import annotations
@@ -21,11 +18,12 @@ import grpc
 
 from foveate.rpc.channel import open_channel
 from foveate.rpc.security import ClientTls
+from gateway.targets import DNS, REDIS, fleet_of
 
 logger = logging.getLogger(__name__)
 
-DNS = "dns:"
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+Listing = Callable[[str], Awaitable[Sequence[str]]]
 ClientT = TypeVar("ClientT")
 
 _GRACE_S = 600.0  # for answers on a peer that has left
@@ -41,13 +39,18 @@ class Peers(Generic[ClientT]):
         *,
         tls: ClientTls | None = None,
         resolve: Resolve | None = None,
+        listing: Listing | None = None,
     ) -> None:
-        """Opens the channels of fixed addresses. Raises OSError when a TLS file cannot be read."""
-        self._names = [target.removeprefix(DNS) for target in targets if target.startswith(DNS)]
-        self._fixed = [target for target in targets if not target.startswith(DNS)]
+        """Opens the channels of fixed addresses. Raises OSError when a TLS file cannot be read.
+
+        `resolve` returns the addresses of a host and port, `listing` those of a fleet.
+        """
+        self._names = [target for target in targets if target.startswith((DNS, REDIS))]
+        self._fixed = [target for target in targets if target not in self._names]
         self._connect = connect
         self._tls = tls
         self._resolve = resolve or _resolve
+        self._listing = listing
         self._open: dict[str, tuple[grpc.aio.Channel, ClientT]] = {}
         self._found: dict[str, Sequence[str]] = {}  # addresses of a name when it was last resolved
         self._leaving: set[asyncio.Task[None]] = set()
@@ -87,17 +90,21 @@ class Peers(Generic[ClientT]):
             await channel.close()
 
     async def _look_up(self, name: str) -> None:
-        host, _, port = name.rpartition(":")
+        if name.startswith(REDIS):
+            assert self._listing is not None, "the settings were checked"
+            self._found[name] = await self._listing(fleet_of(name))
+            return
+        host, _, port = name.removeprefix(DNS).rpartition(":")
         try:
             self._found[name] = await self._resolve(host, int(port))
         except OSError as error:
             logger.debug("%s is not resolved: %s", name, error)
 
     def _tls_of(self, name: str) -> ClientTls | None:
-        """An address is no name that a certificate could carry: the one that led to it is checked."""
-        if self._tls is None or self._tls.server_name:
+        """An address that DNS gave is no name that a certificate could carry: the one that led to it is checked."""
+        if self._tls is None or self._tls.server_name or not name.startswith(DNS):
             return self._tls
-        return replace(self._tls, server_name=name.rpartition(":")[0])
+        return replace(self._tls, server_name=name.removeprefix(DNS).rpartition(":")[0])
 
     def _add(self, address: str, tls: ClientTls | None) -> None:
         channel = open_channel(address, tls)

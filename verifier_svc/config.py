@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.placement import DeviceMap
+from foveate.registration import RegistrationConfig
 from foveate.rpc.serving import ServingConfig
 from foveate.store.client import StoreSettings
 from verifier_svc.fetching import FetchLimits
@@ -71,3 +72,4 @@ class VerifierConfig:
     cold: ColdConfig | None = None
     media: MediaLimits = field(default_factory=MediaLimits)
     serving: ServingConfig = field(default_factory=ServingConfig)
+    registration: RegistrationConfig | None = None

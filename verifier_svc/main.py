@@ -13,11 +13,18 @@ from engine.device_thread import DeviceThread
 from engine.loading import ModelError
 from engine.native.build import user_cache
 from engine.placement import device_map_flag
+from engine.service_record import service_record
+from foveate.registration import (
+    add_redis_flags,
+    add_registration_flags,
+    redis_settings,
+    registered,
+    registration_config,
+)
 from foveate.rpc.process import FlagParser, positive, run_service, say_failure, serve_loaded
 from foveate.rpc.server import Server, ServiceRegistration
 from foveate.rpc.serving import add_serving_flags, serving_config
-from foveate.store.address import parse_redis_url
-from foveate.store.client import StoreSettings
+from foveate.store.services import ServiceKind
 from foveate.telemetry.logs import log_to_stderr
 from foveate.v1 import verifier_pb2_grpc
 from verifier_svc.config import MIB, ColdConfig, MediaLimits, VerifierConfig
@@ -53,7 +60,7 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Ve
         max_thread_tokens=flags.max_thread_tokens,
         max_sequences=flags.max_sequences,
         context_ttl_s=flags.context_ttl_s,
-        cold=_cold_config(parser, flags),
+        cold=_cold_config(flags),
         media=MediaLimits(
             max_upload_bytes=flags.max_upload_mib * MIB,
             max_frames=flags.max_frames,
@@ -67,18 +74,16 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Ve
             max_s=flags.fetch_max_s,
         ),
         serving=serving_config("verifier", flags, flags.address, environment),
+        registration=registration_config(flags),
     )
 
 
-def _cold_config(parser: FlagParser, flags: argparse.Namespace) -> ColdConfig | None:
-    if not flags.redis:
+def _cold_config(flags: argparse.Namespace) -> ColdConfig | None:
+    redis = redis_settings(flags)
+    if redis is None:
         return None
-    try:
-        address = parse_redis_url(flags.redis)
-    except ValueError as error:
-        parser.error(f"--redis: {error}")
     return ColdConfig(
-        redis=StoreSettings(address, timeout_s=flags.redis_timeout_ms / 1e3, breaker_s=flags.redis_breaker_s),
+        redis=redis,
         ttl_s=flags.context_ttl_s,
         max_bytes=flags.cold_max_mib * MIB,
         num_connections=flags.cold_connections,
@@ -108,9 +113,8 @@ def _parser(environment: Mapping[str, str]) -> FlagParser:
     parser.flag("max-sequences", positive, config.max_sequences, "answers open at once; more are refused")
     parser.flag("max-thread-tokens", positive, config.max_thread_tokens, "most tokens of history, question and answer")
     parser.flag("context-ttl-s", positive, int(config.context_ttl_s), "seconds that an unused context is kept")
-    parser.flag("redis", str, "", "URL of the Redis of the cold tier (docs/contexts.md); without it there is none")
-    parser.flag("redis-timeout-ms", positive, 50, "longest wait for a small command to Redis")
-    parser.flag("redis-breaker-s", positive, 5, "seconds without Redis after it did not answer")
+    add_redis_flags(parser, "URL of the Redis of the cold tier (docs/contexts.md); without it there is none")
+    add_registration_flags(parser)
     parser.flag("cold-max-mib", positive, 16 * 1024, "cap on all cold copies together in MiB")
     parser.flag("cold-connections", positive, 4, "connections of a transfer")
     parser.flag("cold-max-media-mib", positive, 64, "largest video file that is kept in the cold tier in MiB")
@@ -144,7 +148,15 @@ async def serve(config: VerifierConfig) -> None:
     with contextlib.closing(DeviceThread()) as device:
         serving = config.serving
         server = Server([registration], address=config.address, tls=serving.tls, use_reflection=serving.use_reflection)
-        await serve_loaded(server, lambda: Verifier.load(config, device), start, grace_s=config.drain_grace_s)
+        await serve_loaded(
+            server,
+            lambda: Verifier.load(config, device),
+            start,
+            grace_s=config.drain_grace_s,
+            announce=lambda verifier: registered(
+                config.registration, ServiceKind.VERIFIER, server.port, service_record(verifier.parts.loaded)
+            ),
+        )
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from foveate.context_source import ContextFetch
 from foveate.rpc.admission import refuse_beyond
 from foveate.rpc.errors import FailedPrecondition, ResourceExhausted
 from foveate.telemetry import conventions as names
-from foveate.telemetry.spans import Attributes, write
+from foveate.telemetry.spans import UNTOLD, Attributes, current_log, write
 from verifier_svc.config import VerifierConfig
 from verifier_svc.contexts import HeldContext
 from verifier_svc.engine_parts import EngineParts
@@ -252,6 +252,8 @@ def _penalized(sampling: Sampling, held: HeldContext, prompt: ThreadPrompt, part
 
 
 def _round_of(asked: Round) -> Attributes:
+    if current_log() is None:
+        return UNTOLD
     return {names.ROUND: asked.round, names.DRAFT_LENGTH: len(asked.draft_token_ids)}
 
 

@@ -3,6 +3,8 @@
     clients -> proxy -> gateway A, B -> proxies -> verifier A, B, drafter      TLS with certificates on every hop
                                   \\-> proxy -> Redis <-/
 
+Gateway A is told where the others are, gateway B finds them in Redis, where they register.
+
 Answers are compared with the text they have undisturbed (deterministic kernels). A client does what docs/clients.md
 says: on UNAVAILABLE it waits and tries again, at the other gateway; on NOT_FOUND it creates the context again. TLS is
 needed for the corrupted bytes: without it nothing on a TCP connection tells a changed byte from a right one. Disk and
@@ -43,7 +45,7 @@ def main() -> int:
     result["leaked"] += len(world.segments())
     result["tracebacks"] = {name: text.count("Traceback") for name, text in logs.items() if "Traceback" in text}
     print(json.dumps(result))
-    return int(any(result[key] for key in ("wrong", "hung", "leaked", "failed", "tracebacks")))
+    return int(any(result[key] for key in ("wrong", "hung", "leaked", "leases_lost_by_clocks", "failed", "tracebacks")))
 
 
 def run(world: World, options: argparse.Namespace) -> dict[str, object]:
@@ -69,6 +71,7 @@ def run(world: World, options: argparse.Namespace) -> dict[str, object]:
         "wrong": tally.wrong,
         "hung": tally.hung + sum(thread.is_alive() for thread in threads),
         "leaked": world.num_open_sequences(),
+        "leases_lost_by_clocks": world.num_leases_lost,
         "failed": tally.failed,
         "retried": dict(tally.retried),
         "injected": dict(injected),

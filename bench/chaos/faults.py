@@ -46,6 +46,12 @@ def faults_of(world: World, chance: random.Random) -> dict[str, Callable[[], Non
         "cut redis": world.redis_proxy.cut,
         "slow redis": lambda: with_faults(world.redis_proxy, Faults(delay_s=0.2), 3.0),
         "redis clock jumps": world.jump_redis_clock,
+        "verifier's clock jumps": lambda: world.jump_clock(
+            chance.choice(VERIFIERS), chance.choice((3600.0, -3600.0)), 6.0
+        ),
+        "gateway's clock jumps": lambda: world.jump_clock(
+            chance.choice(GATEWAYS), chance.choice((3600.0, -3600.0)), 3.0
+        ),
         "full disk": lambda: world.fill_disk(3.0),
         "full /dev/shm": lambda: world.start_without_shm(chance.choice(VERIFIERS)),
     }

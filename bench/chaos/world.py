@@ -8,12 +8,14 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import trustme
 
 from bench.chaos import private
+from bench.chaos.clocks import Clock
 from bench.fault_proxy import FaultProxy
 from bench.redis_server import RedisServer
 from foveate.checkpoints import default_checkpoint
@@ -22,6 +24,7 @@ from foveate.rpc.channel import open_sync_channel
 from foveate.rpc.errors import FoveateError
 from foveate.rpc.security import ClientTls
 from foveate.service_process import SHM_DIR, ServiceProcess, StackError
+from foveate.store.keys import alive
 from foveate.v1 import verifier_pb2, verifier_pb2_grpc
 
 VERIFIERS = ("verifier-a", "verifier-b")
@@ -29,6 +32,15 @@ GATEWAYS = ("gateway-a", "gateway-b")
 SERVICES = (*VERIFIERS, "drafter", *GATEWAYS)
 POOL_MIB = 64
 START_S = 240.0
+_SETTLE_S = 3.0  # longer than a renewal takes to notice
+
+
+@dataclass(frozen=True)
+class _Leases:
+    """How many flights a verifier has lost, and whether its heartbeat is in Redis."""
+
+    num_lost: int
+    is_alive: bool
 
 
 class World:
@@ -45,6 +57,8 @@ class World:
         self.ports = {name: _free_port() for name in SERVICES}
         self.proxies = {name: FaultProxy(f"127.0.0.1:{port}") for name, port in self.ports.items()}
         self.redis_proxy = FaultProxy(f"127.0.0.1:{self.redis.port}")
+        self.clocks = {name: Clock(folder / f"{name}.clock") for name in SERVICES}
+        self.num_leases_lost = 0  # because a clock had jumped
         self.processes: dict[str, ServiceProcess] = {}
         self.pids: set[int] = set()
         self._number = 0
@@ -57,21 +71,30 @@ class World:
         redis = ["--redis", f"redis://{self.redis_proxy.address}"]
         if name in GATEWAYS:
             module = "gateway.main"
-            verifiers = ",".join(self.proxies[one].address for one in VERIFIERS)
-            peers = ["--verifier", verifiers, "--drafter", self.proxies["drafter"].address, *redis]
-            own += [*peers, "--peer-ca", self.tls.ca, "--peer-cert", self.tls.certificate, "--peer-key", self.tls.key]
+            own += [
+                *self._peers(name),
+                *redis,
+                "--peer-ca",
+                self.tls.ca,
+                "--peer-cert",
+                self.tls.certificate,
+                "--peer-key",
+                self.tls.key,
+            ]
         elif name in VERIFIERS:
             module = "verifier_svc.main"
-            own += ["--model", default_checkpoint(), "--deterministic", "--pool-mib", str(POOL_MIB), *redis]
+            own += ["--model", default_checkpoint(), "--deterministic", "--pool-mib", str(POOL_MIB)]
         else:
             module = "drafter_svc.main"
             own += ["--model", default_checkpoint()]
+        if name not in GATEWAYS:
+            own += [*redis, "--register", self.proxies[name].address]
         process = ServiceProcess(
             f"{name}-{self._number}",
             module,
             [str(one) for one in own],
             directory=self.folder,
-            environ=os.environ,
+            environ=self.clocks[name].environment(os.environ),
             scratch=self.disk,
         )
         self.pids.add(process.pid)
@@ -111,6 +134,24 @@ class World:
             for pattern in ("foveate:*:flight", "foveate:alive:*"):
                 for key in client.scan_iter(pattern):
                     client.pexpire(key, 1)
+
+    def jump_clock(self, name: str, by_s: float, for_s: float) -> None:
+        """Sets a service's wall clock for a while: no verifier may lose a lease by it, nor its heart stop.
+
+        What an earlier fault did to leases is waited for.
+        """
+        time.sleep(_SETTLE_S)
+        before = self._leases()
+        self.clocks[name].jump_to(by_s)
+        time.sleep(for_s)
+        self.clocks[name].jump_to(0.0)
+        time.sleep(_SETTLE_S)
+        after = self._leases()
+        self.num_leases_lost += sum(
+            max(0, after[one].num_lost - was.num_lost) + (was.is_alive and not after[one].is_alive)
+            for one, was in before.items()
+            if one in after
+        )
 
     def fill_disk(self, for_s: float) -> None:
         """Takes the room for temporary files away for a while; an upload must be told so."""
@@ -165,10 +206,31 @@ class World:
             proxy.close()
         self.redis.kill()
 
+    def _peers(self, name: str) -> list[str]:
+        """One gateway has a static list, the other finds who registers."""
+        if name == GATEWAYS[1]:
+            return ["--verifier", "redis:", "--drafter", "redis:"]
+        verifiers = ",".join(self.proxies[one].address for one in VERIFIERS)
+        return ["--verifier", verifiers, "--drafter", self.proxies["drafter"].address]
+
+    def _leases(self) -> dict[str, _Leases]:
+        """Returns what is known of the leases of every pool that there is now."""
+        infos = [self._info(name) for name in VERIFIERS]
+        with self.redis.client() as client:
+            return {
+                info.kv_handle.pool_id: _Leases(
+                    info.context_counters.get("flights_lost", 0), bool(client.exists(alive(info.kv_handle.pool_id)))
+                )
+                for info in infos
+            }
+
     def _open_sequences(self, name: str) -> int:
+        return int(self._info(name).num_sequences)
+
+    def _info(self, name: str) -> verifier_pb2.GetVerifierInfoResponse:
         with open_sync_channel(f"127.0.0.1:{self.ports[name]}", self.tls) as channel:
             stub = verifier_pb2_grpc.VerifierServiceStub(channel)
-            return int(stub.GetVerifierInfo(verifier_pb2.GetVerifierInfoRequest(), timeout=20).num_sequences)
+            return stub.GetVerifierInfo(verifier_pb2.GetVerifierInfoRequest(), timeout=20)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar
 
 from foveate.rpc.server import Server, running, wait_for_signal
@@ -62,10 +63,22 @@ def positive(text: str) -> int:
     return number
 
 
+def _untold(_: object) -> AbstractAsyncContextManager[None]:
+    return contextlib.nullcontext()
+
+
 async def serve_loaded(
-    server: Server, load: Callable[[], Coroutine[Any, Any, ModelT]], serve: Callable[[ModelT], None], *, grace_s: float
+    server: Server,
+    load: Callable[[], Coroutine[Any, Any, ModelT]],
+    serve: Callable[[ModelT], None],
+    *,
+    grace_s: float,
+    announce: Callable[[ModelT], AbstractAsyncContextManager[None]] = _untold,
 ) -> None:
-    """Runs `server` until SIGTERM or SIGINT: NOT_SERVING while `load` runs, then SERVING, then drains and closes."""
+    """Runs `server` until SIGTERM or SIGINT: NOT_SERVING while `load` runs, then SERVING, then drains and closes.
+
+    `announce` is entered when it serves, and left before it drains: callers learn first that they should go elsewhere.
+    """
     stop = asyncio.create_task(wait_for_signal())
     try:
         async with running(server, grace_s=grace_s):
@@ -80,7 +93,8 @@ async def serve_loaded(
                     serve(model)
                     await server.set_serving(True)
                     say_ready(server.port)
-                await stop
+                    async with announce(model):
+                        await stop
                 await server.stop(grace_s)
             finally:
                 await model.close()

@@ -32,6 +32,7 @@ class Kind(Enum):
     CONTEXT = b"CONTEXT\0"
     MANIFEST = b"MANIFEST"
     CONVERSATION = b"CONVERS\0"
+    SERVICE = b"SERVICE\0"
 
 
 def pack(kind: Kind, message: Message) -> bytes:

@@ -54,6 +54,16 @@ def conversation(tenant: str, conversation_id: str) -> str:
     return f"{PREFIX}:conversation:{_tag(tenant)}:{conversation_id}"
 
 
+def leases(kind: str, fleet: str) -> str:
+    """A sorted set: addresses of a fleet's services of a kind, scored by when their lease ends (server clock, ms)."""
+    return f"{PREFIX}:{{services:{fleet}:{kind}}}:leases"
+
+
+def services(kind: str, fleet: str) -> str:
+    """A hash: address -> the service's record; empty for one that is leaving."""
+    return f"{PREFIX}:{{services:{fleet}:{kind}}}:records"
+
+
 def _tag(tenant: str) -> str:
     # A tenant's name may have any characters, also those that would make two keys read the same.
     return hashlib.sha256(tenant.encode()).hexdigest()[:32]

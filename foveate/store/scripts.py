@@ -1,4 +1,4 @@
-"""Lua scripts: what must happen at once on the server, on keys of one context. Time is the server's, never ours."""
+"""Lua scripts: what must happen at once on the server, on keys of one slot. Time is the server's, never ours."""
 
 from __future__ import annotations
 
@@ -56,3 +56,40 @@ return 1
 SERVER_TIME = """
 return redis.call('TIME')
 """
+
+_NOW_MS = "local time = redis.call('TIME')\nlocal now = time[1] * 1000 + math.floor(time[2] / 1000)\n"
+
+# KEYS leases, services; ARGV address, record, lease ms. The newest process at an address has it.
+REGISTER = (
+    _NOW_MS
+    + """
+redis.call('ZADD', KEYS[1], now + ARGV[3], ARGV[1])
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+return 1
+"""
+)
+
+# KEYS leases, services; ARGV address, record, lease ms. Marks the address as left, unless another process has it.
+UNREGISTER = (
+    _NOW_MS
+    + """
+if redis.call('HGET', KEYS[2], ARGV[1]) ~= ARGV[2] then
+  return 0
+end
+redis.call('ZADD', KEYS[1], now + ARGV[3], ARGV[1])
+redis.call('HSET', KEYS[2], ARGV[1], '')
+return 1
+"""
+)
+
+# KEYS leases, services. Drops whose lease has ended; returns address, record, address, record, ...
+REGISTERED = (
+    _NOW_MS
+    + """
+for _, address in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now)) do
+  redis.call('HDEL', KEYS[2], address)
+  redis.call('ZREM', KEYS[1], address)
+end
+return redis.call('HGETALL', KEYS[2])
+"""
+)

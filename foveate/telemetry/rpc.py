@@ -165,8 +165,13 @@ class TracedChannel(grpc.aio.Channel):
 def _traced(method: str, begin: Callable[..., Any], always: Metadata) -> Callable[..., Any]:
     def call(*args: Any, metadata: Metadata | None = None, **kwargs: Any) -> Any:
         carried = (*always, *(metadata or ()))
-        if not trace.get_current_span().get_span_context().is_valid or method.startswith(_UNTRACED):
+        current = trace.get_current_span()
+        told = current.get_span_context()
+        if not told.is_valid or method.startswith(_UNTRACED):
             return begin(*args, metadata=carried, **kwargs)
+        if not (told.trace_flags.sampled or current.is_recording()):
+            # Decided for the whole trace: handed on as it is, without a span that nobody would see.
+            return begin(*args, metadata=carried + trace_metadata(), **kwargs)
         tracer = trace.get_tracer(conventions.SCOPE)
         span = tracer.start_span(method[1:], kind=SpanKind.CLIENT, attributes=_rpc_attributes(method))
         carried += trace_metadata(trace.set_span_in_context(span))

@@ -144,12 +144,13 @@ class Telemetry:
 
 def _start_traces(resource: Any) -> Callable[[], Any]:
     from opentelemetry import trace
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+    from foveate.telemetry.exporting import SpanExporter
+
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    provider.add_span_processor(BatchSpanProcessor(SpanExporter()))
     trace.set_tracer_provider(provider)
     return provider.shutdown
 

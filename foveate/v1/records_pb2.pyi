@@ -24,7 +24,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 @_typing.final
 class ContextRecord(_message.Message):
     """Records that Foveate keeps in Redis (docs/contexts.md). Each is stored in a frame of its own: magic, kind, length, payload, checksum;
-    a record whose frame or identity is wrong is refused, never used. Internal: only gateways and verifiers read and write them.
+    a record whose frame or identity is wrong is refused, never used. Internal: only Foveate's own services read and write them.
 
     A context as every gateway and verifier can find it: written by the verifier that made or restored it.
     """
@@ -314,3 +314,55 @@ class ConversationTurn(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ConversationTurn: _TypeAlias = ConversationTurn  # noqa: Y015
+
+@_typing.final
+class ServiceRecord(_message.Message):
+    """A verifier or drafter that lives, as it says itself; kept under a lease that it renews. Whoever connects asks it again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    TOKENIZER_SHA256_FIELD_NUMBER: _builtins.int
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    SHM_NAMESPACE_ID_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """address HOST:PORT at which gateways reach it; compared on every read."""
+    instance_id: _builtins.str
+    """instance_id of its process, random: one that was started again at the same address is another one."""
+    version: _builtins.str
+    """version of Foveate that it runs."""
+    model: _builtins.str
+    """model that it runs, by name."""
+    model_fingerprint: _builtins.str
+    """model_fingerprint of the weights."""
+    tokenizer_sha256: _builtins.str
+    """tokenizer_sha256 of the model's tokenizer.json, hex."""
+    shm_namespace_id: _builtins.str
+    """shm_namespace_id of its /dev/shm: boot id of the host and device; a drafter shares memory with verifiers of the same one."""
+    @_builtins.property
+    def layout(self) -> _kv_pb2.KvLayout:
+        """layout of its KV rows."""
+
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        instance_id: _builtins.str = ...,
+        version: _builtins.str = ...,
+        model: _builtins.str = ...,
+        model_fingerprint: _builtins.str = ...,
+        tokenizer_sha256: _builtins.str = ...,
+        layout: _kv_pb2.KvLayout | None = ...,
+        shm_namespace_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "instance_id", b"instance_id", "layout", b"layout", "model", b"model", "model_fingerprint", b"model_fingerprint", "shm_namespace_id", b"shm_namespace_id", "tokenizer_sha256", b"tokenizer_sha256", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServiceRecord: _TypeAlias = ServiceRecord  # noqa: Y015

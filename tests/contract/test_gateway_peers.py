@@ -100,7 +100,7 @@ async def test_an_addresss_certificate_must_carry_the_name_that_led_to_it() -> N
     names.addresses = {"engine.foveate": ["10.0.0.1:5", "10.0.0.2:5"]}
     tls = ClientTls()
     peers = Peers(["dns:engine.foveate:5"], lambda channel: channel, tls=tls, resolve=names)
-    assert peers._tls_of("engine.foveate:5") == ClientTls(server_name="engine.foveate")
+    assert peers._tls_of("dns:engine.foveate:5") == ClientTls(server_name="engine.foveate")
     await peers.refresh()
     assert len(peers.clients) == 2
     assert peers.may_grow

@@ -155,7 +155,7 @@ def test_what_the_caller_does_not_sample_is_not_recorded(client: Client, context
 def test_metrics_arrive_too(client: Client, context: Context, receiver: Receiver) -> None:
     client.ask(context, "Describe the video.")
     wanted = {names.METRIC_TTFT, names.METRIC_TPOT, names.METRIC_DRAFTS, names.METRIC_POOL_USED, names.METRIC_SEQUENCES}
-    assert wait_until(lambda: wanted <= receiver.metric_names, 15)
+    assert wait_until(lambda: wanted <= receiver.metric_names(), 15)
 
 
 def test_the_logs_have_the_trace_and_no_trouble(client: Client, context: Context, stack: Stack) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,29 @@ async def test_it_serves_until_a_signal_and_closes(number: signal.Signals, capsy
     await asyncio.wait_for(life, 5)
     assert model.events == ["loading", "serving", "closed"]
     assert capsys.readouterr().out == f"READY {server.port}\n"
+
+
+async def test_it_is_announced_while_it_serves_and_withdrawn_before_it_drains() -> None:
+    model, server = Model(), Server([], address="127.0.0.1:0")
+    model.loaded.set()
+    stopping = server.stop
+
+    async def stop(grace_s: float) -> None:
+        model.events.append("draining")
+        await stopping(grace_s)
+
+    @contextlib.asynccontextmanager
+    async def announce(loaded: Model) -> AsyncIterator[None]:
+        loaded.events.append("announced")
+        yield
+        loaded.events.append("withdrawn")
+
+    server.stop = stop  # type: ignore[method-assign]
+    life = asyncio.create_task(serve_loaded(server, model.load, model.serve, grace_s=0.1, announce=announce))
+    await until(model, "announced")
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(life, 5)
+    assert model.events[:5] == ["loading", "serving", "announced", "withdrawn", "draining"]
 
 
 async def test_what_a_signal_finds_loading_is_closed_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,6 +39,7 @@ def test_flags_beat_the_environment() -> None:
         ["--max-lambda", "1.5"],
         ["--draft-timeout-ms", "0"],
         ["--attach-timeout-ms", "-1"],
+        ["--redis", "http://a"],
     ],
 )
 def test_wrong_settings_name_their_flag(flags: list[str]) -> None:
