@@ -5,6 +5,8 @@ Torch-free: what only PyTorch knows (GPUs, peer access) is asked of a child proc
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -31,11 +33,15 @@ import foveate
 from foveate.rpc.channel import open_sync_channel
 from foveate.rpc.errors import from_rpc_error
 from foveate.rpc.security import ClientTls
-from foveate.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
+from foveate.store.address import parse_redis_url
+from foveate.store.errors import StoreError
+from foveate.store.keys import DEFAULT_FLEET
+from foveate.v1 import drafter_pb2, drafter_pb2_grpc, records_pb2, verifier_pb2, verifier_pb2_grpc
 
 SHM = Path("/dev/shm")
 _MIB = 2**20
 _TIMEOUT_S = 3.0
+_LIST_S = 1.0
 _MIN_FILES = 4096
 _PACKAGES = ("grpcio", "protobuf", "torch", "transformers", "av", "opentelemetry-sdk")
 _READ_BACK = "import sys; sys.stdout.write(open(sys.argv[1]).read())"
@@ -73,6 +79,7 @@ class Questions:
     pool_mib: int = 1024
     ports: Sequence[int] = ()
     redis: str = ""
+    fleet: str = DEFAULT_FLEET
     verifier: str = ""
     drafter: str = ""
     gateway: str = ""
@@ -209,6 +216,30 @@ def _redis(questions: Questions) -> Iterator[Finding]:
         return
     is_there = reply.startswith(("+PONG", "-NOAUTH"))
     yield Finding("redis", Verdict.OK if is_there else Verdict.FAIL, reply, "" if is_there else "that is no Redis")
+    if is_there:
+        yield from _registered(questions)
+
+
+def _registered(questions: Questions) -> Iterator[Finding]:
+    """Who is in the list of services; nothing when nobody registers there."""
+    with contextlib.suppress(StoreError):
+        for kind, one in asyncio.run(_listed(questions)):
+            host = one.shm_namespace_id[:8] or "unknown"
+            told = f"{one.address}: {one.model or 'no model'}, Foveate {one.version}, shared memory of host {host}"
+            yield Finding(f"registered {kind}", Verdict.OK, told)
+
+
+async def _listed(questions: Questions) -> list[tuple[str, records_pb2.ServiceRecord]]:
+    # The client of Redis takes 0.2 s to import, and few commands ask Redis.
+    from foveate.store.client import Store, StoreSettings
+    from foveate.store.services import ServiceKind, registered
+
+    store = Store(StoreSettings(parse_redis_url(questions.redis), timeout_s=_LIST_S))
+    try:
+        lists = [(kind.value, await registered(store, kind, questions.fleet)) for kind in ServiceKind]
+    finally:
+        await store.close()
+    return [(kind, record) for kind, listed in lists for record in listed.living]
 
 
 def _services(questions: Questions) -> Iterator[Finding]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from foveate.rpc.process import FlagParser, positive
 from foveate.store.address import parse_redis_url
 from foveate.store.client import Store, StoreSettings
-from foveate.store.services import DEFAULT_FLEET, ServiceKind, check_fleet, registered_while
+from foveate.store.keys import DEFAULT_FLEET
+from foveate.store.services import ServiceKind, check_fleet, registered_while
 from foveate.v1 import records_pb2
 
 AUTO = "auto"

@@ -7,7 +7,7 @@ redis:[FLEET]   the peers that register in Redis under the fleet's name (--regis
 
 from __future__ import annotations
 
-from foveate.store.services import DEFAULT_FLEET
+from foveate.store.keys import DEFAULT_FLEET
 
 DNS = "dns:"
 REDIS = "redis:"

@@ -13,6 +13,7 @@ from foveate.cli.options import JsonOption
 from foveate.cli.output import Output, as_dict
 from foveate.doctor import Finding, Questions, Verdict, examine, health_of
 from foveate.rpc.security import ClientTls, digest_of, new_key
+from foveate.store.keys import DEFAULT_FLEET
 
 _COLOURS = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red"}
 
@@ -27,7 +28,8 @@ NameOption = Annotated[str, typer.Option("--name", metavar="HOST", help="Name in
 def doctor(
     pool_mib: Annotated[int, typer.Option(min=1, metavar="N", help="KV pool to find room for.")] = 1024,
     port: Annotated[list[int] | None, typer.Option(help="Port that should be free; repeatable.")] = None,
-    redis: Annotated[str, typer.Option(metavar="URL", help="Redis to ask.")] = "",
+    redis: Annotated[str, typer.Option(metavar="URL", help="Redis to ask, and who registers there.")] = "",
+    fleet: Annotated[str, typer.Option(metavar="NAME", help="Fleet whose services are listed.")] = DEFAULT_FLEET,
     verifier: Annotated[str, typer.Option(metavar="HOST:PORT", help="Verifier to ask.")] = "",
     drafter: Annotated[str, typer.Option(metavar="HOST:PORT", help="Drafter to ask.")] = "",
     gateway: Annotated[str, typer.Option(metavar="HOST:PORT", help="Gateway to ask.")] = "",
@@ -44,6 +46,7 @@ def doctor(
             pool_mib=pool_mib,
             ports=port or (),
             redis=redis,
+            fleet=fleet,
             verifier=verifier,
             drafter=drafter,
             gateway=gateway,

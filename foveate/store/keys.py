@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 PREFIX = "foveate"
+DEFAULT_FLEET = "default"  # services that register without a fleet of their own
 # Cold copies, as members "id/form/generation/num_bytes/num_chunks", scored by last use (server clock, s).
 COLD_INDEX = f"{PREFIX}:cold"
 

@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 LEASE_S = 6.0
 RENEW_S = 2.0
-DEFAULT_FLEET = "default"
 _FLEET = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 

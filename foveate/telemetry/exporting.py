@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import struct
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
 _AT_ONCE = 16  # spans, before other threads may run
-_FIELDS: dict[Hashable, str] = {bool: "bool_value", int: "int_value", float: "double_value", str: "string_value"}
+_FIELDS = {"bool": "bool_value", "int": "int_value", "float": "double_value", "str": "string_value"}  # by type
 _KIND_AND_TIMES = struct.Struct("<3sQcQ")
 # Status unset; flags say that it is known whether the parent is another process's, and whether it is.
 _STATUS_AND_FLAGS = {False: b"\x7a\x00\x85\x01\x00\x01\x00\x00", True: b"\x7a\x00\x85\x01\x00\x03\x00\x00"}
@@ -62,7 +62,7 @@ def _is_plain(span: ReadableSpan) -> bool:
         return False
     if span.kind is not SpanKind.INTERNAL or span.status.status_code is not StatusCode.UNSET:
         return False
-    return all(type(value) in _FIELDS for value in (span.attributes or {}).values())
+    return all(type(value).__name__ in _FIELDS for value in (span.attributes or {}).values())
 
 
 def _wire(span: ReadableSpan) -> bytes:
@@ -79,7 +79,7 @@ def _wire(span: ReadableSpan) -> bytes:
             parent.span_id.to_bytes(8, "big"),
             _sized(b"\x2a", span.name.encode()),  # 5 name
             _KIND_AND_TIMES.pack(b"\x30\x01\x39", span.start_time, b"\x41", span.end_time),  # 6, 7, 8
-            *[_attribute(key, value.__class__, value) for key, value in (span.attributes or {}).items()],  # 9
+            *[_attribute(key, type(value).__name__, value) for key, value in (span.attributes or {}).items()],  # 9
             _STATUS_AND_FLAGS[parent.is_remote],  # 15, 16
         )
     )
@@ -87,7 +87,7 @@ def _wire(span: ReadableSpan) -> bytes:
 
 
 @functools.lru_cache(maxsize=4096)
-def _attribute(key: str, kind: Hashable, value: Any) -> bytes:
+def _attribute(key: str, kind: str, value: Any) -> bytes:
     """Returns an attribute; most are numbers of rounds and tokens, over and over. `kind` tells 1 from 1.0 and True."""
     pair = KeyValue(key=key, value=AnyValue(**{_FIELDS[kind]: value}))
     return _sized(b"\x4a", pair.SerializeToString())

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.redis_server import RedisServer
+from foveate.doctor import Questions, examine
 from foveate.registration import RegistrationConfig, registered
 from foveate.store import keys
 from foveate.store.client import Store
@@ -116,6 +117,23 @@ async def test_services_join_and_leave_under_load_while_redis_comes_and_goes(red
         assert min(await asyncio.gather(*asking)) > 0
 
 
+async def test_the_doctor_shows_who_registers(redis: RedisServer) -> None:
+    config = RegistrationConfig(redis.settings(), "h:1", "toys")
+    told = records_pb2.ServiceRecord(version="9.9", model="tiny", shm_namespace_id="abcdef0123:5")
+    async with registered(config, ServiceKind.DRAFTER, 9, told):
+        store = Store(redis.settings())
+        await eventually(lambda: _is_listed(store, ServiceKind.DRAFTER))
+        await store.close()
+        findings = await asyncio.to_thread(examine, Questions(redis=redis.url, fleet="toys"))
+    (shown,) = [one for one in findings if one.subject.startswith("registered")]
+    assert shown.subject == "registered drafter"
+    assert shown.found == "h:1: tiny, Foveate 9.9, shared memory of host abcdef01"
+
+
+async def _is_listed(store: Store, kind: ServiceKind) -> bool:
+    return bool((await read_list(store, kind, "toys")).living)
+
+
 async def test_who_leaves_is_gone_at_once_and_does_not_take_its_successor_along(redis: RedisServer) -> None:
     store = Store(redis.settings())
 
@@ -174,11 +192,8 @@ async def test_an_entry_whose_lease_has_ended_is_not_listed(redis: RedisServer) 
     store = Store(redis.settings())
     config = RegistrationConfig(redis.settings(), "h:1", "toys")
 
-    async def is_there() -> bool:
-        return bool((await read_list(store, ServiceKind.VERIFIER, "toys")).living)
-
     async with registered(config, ServiceKind.VERIFIER, 9, records_pb2.ServiceRecord()):
-        await eventually(is_there)
+        await eventually(lambda: _is_listed(store, ServiceKind.VERIFIER))
         with redis.client() as client:
             client.zadd(keys.leases("verifier", "toys"), {"h:1": 1})
             found = await read_list(store, ServiceKind.VERIFIER, "toys")
