@@ -90,6 +90,7 @@ class ObservedAnswer:
         self._measured = measured
         self._span = span
         self._model = ""
+        self.num_cached_tokens = 0
         self.finished: Finished | None = None
 
     @property
@@ -114,6 +115,7 @@ class ObservedAnswer:
     def see(self, event: Event, stats: Statistics) -> None:
         """Takes in an event before it is sent."""
         if isinstance(event, Started):
+            self.num_cached_tokens = event.num_cached_tokens
             self._measured.ttft.record(stats.time_to_first_token_s, {names.GEN_AI_REQUEST_MODEL: self._model})
         elif isinstance(event, Finished):
             self.finished = event
@@ -206,7 +208,7 @@ def _tell(observed: ObservedAnswer, outcome: str, span: Span) -> None:
             span.set_attribute(names.ERROR_TYPE, outcome)
         return
     if span.is_recording():
-        span.set_attributes(_answered(finished))
+        span.set_attributes(_answered(observed, finished))
 
 
 def _asked(question: Question, model: str) -> dict[str, str | int | float]:
@@ -225,11 +227,13 @@ def _asked(question: Question, model: str) -> dict[str, str | int | float]:
     return asked if sampling.seed is None or sampling.seed >= 2**63 else {**asked, names.GEN_AI_SEED: sampling.seed}
 
 
-def _answered(finished: Finished) -> dict[str, str | int | float | tuple[str, ...]]:
+def _answered(observed: ObservedAnswer, finished: Finished) -> dict[str, str | int | float | tuple[str, ...]]:
     stats = finished.stats
     return {
         names.GEN_AI_FINISH_REASONS: (finished.finish_reason.name.lower(),),
+        names.GEN_AI_RESPONSE_MODEL: observed.model,
         names.GEN_AI_INPUT_TOKENS: finished.num_prompt_tokens,
+        names.GEN_AI_CACHED_TOKENS: observed.num_cached_tokens,
         names.GEN_AI_OUTPUT_TOKENS: finished.num_output_tokens,
         names.POLICY: finished.policy.name,
         names.GUARANTEE: finished.guarantee.name,

@@ -25,6 +25,8 @@ class ColdConfig:
     num_connections: int = 4
     # Video files up to this size are kept as well, so that a context can be made anew when nothing else is left of it.
     max_media_bytes: int = 64 * MIB
+    # How long a verifier that ends goes on to write contexts that only it has.
+    hand_over_s: float = 5.0
     # Keys and values are written in eight bits, and such copies may be read: smaller, and not exact.
     int8: bool = False
 

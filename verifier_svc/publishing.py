@@ -66,9 +66,11 @@ class Publisher:
         """Number of contexts that are being written or wait for it."""
         return len(self._tasks)
 
-    async def close(self) -> None:
-        """Gives up what is not written yet."""
+    async def close(self, hand_over_s: float) -> None:
+        """Writes what is not written yet, so that others can go on with it; gives up what takes longer than that."""
         tasks = list(self._tasks)
+        if tasks:
+            await asyncio.wait(tasks, timeout=hand_over_s)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

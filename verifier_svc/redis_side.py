@@ -40,8 +40,8 @@ class RedisSide:
         self.directory.start()
 
     async def close(self) -> None:
-        """Gives up what is not written yet and closes every connection."""
-        await self.publisher.close()
+        """Hands over what is not written yet and closes every connection."""
+        await self.publisher.close(self._config.hand_over_s)
         await self.directory.close()
         await self.cold.close()
         await self.store.close()

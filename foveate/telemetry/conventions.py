@@ -13,7 +13,6 @@ SCOPE: Final = "foveate"
 # Spans. A call's own span carries its method's name.
 SPAN_ANSWER: Final = "answer"
 SPAN_CONTEXT_RESOLVE: Final = "context.resolve"
-SPAN_DECODE: Final = "decode"
 SPAN_ENCODE: Final = "encode"
 SPAN_PREFILL: Final = "prefill"
 SPAN_ATTACH: Final = "draft.attach"
@@ -71,7 +70,6 @@ OWNER: Final = "foveate.kv.owner"
 TENANT: Final = "foveate.tenant"
 EVENT: Final = "foveate.event"
 PEER: Final = "foveate.peer"
-STAGE: Final = "foveate.stage"
 
 # Metrics.
 METRIC_TTFT: Final = "gen_ai.server.time_to_first_token"

@@ -59,6 +59,8 @@ def test_one_question_is_one_trace_through_every_process_and_device(
     (told,) = [one for one in spans if one.name == names.SPAN_ANSWER]
     stats = answer.stats
     assert told.attributes[names.GEN_AI_OUTPUT_TOKENS] == answer.num_output_tokens
+    assert told.attributes[names.GEN_AI_RESPONSE_MODEL] == default_checkpoint().name
+    assert 0 < told.attributes[names.GEN_AI_CACHED_TOKENS] < told.attributes[names.GEN_AI_INPUT_TOKENS]
     assert told.attributes[names.NUM_ACCEPTED_TOKENS] == stats.num_accepted_tokens
     assert told.attributes[names.GEN_AI_REQUEST_MODEL] == default_checkpoint().name
     assert told.attributes[names.DRAFT_MODE] == "SPARSE"

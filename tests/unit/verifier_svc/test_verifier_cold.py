@@ -29,6 +29,7 @@ from verifier_svc.cold import forms
 from verifier_svc.cold import tier as tier_module
 from verifier_svc.memory import SlabLease
 from verifier_svc.prefill import Prefilled, Prefiller
+from verifier_svc.publishing import Publishing
 
 KV, EMBEDDINGS, MEDIA = ContextSource.COLD_KV, ContextSource.COLD_EMBEDDINGS, ContextSource.MEDIA
 
@@ -72,6 +73,27 @@ def chunk_keys(store: redis.Redis, context: str, form: str) -> list[bytes]:
 def drop(store: redis.Redis, context: str, *names: str) -> None:
     for form in names:
         store.delete(keys.manifest(context.removeprefix("contexts/"), form))
+
+
+async def test_a_verifier_that_ends_hands_its_contexts_over(
+    checkpoint: Path, server: RedisServer, second: Served, store: redis.Redis
+) -> None:
+    async with cold_verifier(checkpoint, server.settings()) as ending:
+        context = await ending.prefill(CLIP, fps=4)
+        expected, _ = await answer(ending, context.name)
+        assert ending.verifier.redis is not None
+        await is_written(ending)
+        drop(store, context.name, "kv")
+        held = ending.verifier.contexts.get(context.name.removeprefix("contexts/"))
+        assert held is not None
+        held.cold_bytes.clear()
+        publisher = ending.verifier.redis.publisher
+        async with publisher._one_at_a_time:  # others are being written: its turn comes when the verifier ends
+            await publisher.announce(held, held.fencing_token, Publishing(None, None))
+            await asyncio.sleep(0.05)
+            assert publisher.num_running == 1
+    tokens, opened = await answer(second, context.name)
+    assert (tokens, opened.fetch.source) == (expected, KV)
 
 
 @pytest.mark.parametrize(
