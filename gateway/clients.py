@@ -119,7 +119,8 @@ class VerifierClient:
         """Yields the progress of a creation, or of a context that is being made, and then the context."""
         target = {"request_id": request_id} if request_id else {"name": name}
         request = verifier_pb2.WatchPrefillRequest(tenant=tenant, **target)
-        call = self._stub.WatchPrefill(request, timeout=deadline.remaining_s())
+        with mapped("verifier"):
+            call = self._stub.WatchPrefill(request, timeout=deadline.remaining_s())
         try:
             with mapped("verifier"):
                 async for response in call:
@@ -136,7 +137,8 @@ class VerifierClient:
         usable_pool_ids: frozenset[str] = frozenset(),
     ) -> AsyncGenerator[ContextProgress | HeldContext]:
         """Prefills a video, whose parts are sent on one at a time; yields progress and then the context."""
-        call = self._stub.Prefill(timeout=deadline.remaining_s())
+        with mapped("verifier"):
+            call = self._stub.Prefill(timeout=deadline.remaining_s())
         encode = functools.partial(context_codec.prefill_request, tenant=tenant, usable_pool_ids=usable_pool_ids)
         pump = asyncio.create_task(_pump(parts, call, encode))
         pump.add_done_callback(_retrieve)
@@ -152,7 +154,8 @@ class VerifierClient:
     @contextlib.asynccontextmanager
     async def open_sequence(self, question: Question, deadline: Deadline) -> AsyncIterator[VerifierSequence]:
         """Prefills the question on its context; the sequence lives as long as the block."""
-        exchange = Exchange("verifier", self._stub.Verify(timeout=deadline.remaining_s()))
+        with mapped("verifier"):
+            exchange = Exchange("verifier", self._stub.Verify(timeout=deadline.remaining_s()))
         self._exchanges.add(exchange)
         try:
             async with closing(exchange):
@@ -220,7 +223,8 @@ class DrafterClient:
         self, question: Question, sequence: OpenedSequence, *, deadline: Deadline, attach_timeout_s: float
     ) -> AsyncIterator[DrafterSequence]:
         """Attaches to a sequence's KV for as long as the block lives. Raises TimeoutError when that takes too long."""
-        exchange = Exchange("drafter", self._stub.Draft(timeout=deadline.remaining_s()))
+        with mapped("drafter"):
+            exchange = Exchange("drafter", self._stub.Draft(timeout=deadline.remaining_s()))
         async with closing(exchange):
             request = drafter_pb2.DraftRequest(request_id=exchange.next_id(), open=codec.open_draft(question, sequence))
             async with asyncio.timeout(attach_timeout_s):
@@ -245,6 +249,8 @@ async def _health(stub: Any, service: str, timeout_s: float) -> Health:
     except grpc.RpcError as error:
         is_silent = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         return Health.SILENT if is_silent else Health.NOT_SERVING
+    except grpc.aio.UsageError:  # it has left
+        return Health.NOT_SERVING
     return Health.SERVING if reply.status == health_pb2.HealthCheckResponse.SERVING else Health.NOT_SERVING
 
 

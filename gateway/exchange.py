@@ -131,11 +131,13 @@ def _is_cancelled() -> bool:
 
 @contextlib.contextmanager
 def mapped(peer: str) -> Iterator[None]:
-    """Turns a failed call to a peer into its error."""
+    """Turns a failed call to a peer into its error; a call also fails when it begins after the peer has left."""
     try:
         yield
     except grpc.RpcError as error:
         raise peer_error(peer, error) from error
+    except grpc.aio.UsageError as error:  # the channel is being closed: what runs on it ends, nothing new begins
+        raise lost(peer, f"the {peer} has left") from error
 
 
 @contextlib.asynccontextmanager

@@ -9,11 +9,15 @@ from collections.abc import AsyncIterator
 import pytest
 
 from foveate.rpc.channel import open_channel
+from foveate.rpc.errors import Unavailable
 from foveate.rpc.security import ClientTls
 from foveate.rpc.server import running
 from foveate.v1 import answers_pb2, answers_pb2_grpc
 from gateway.backends import Backends, connected
+from gateway.clients import Health, VerifierClient
 from gateway.config import GatewayConfig
+from gateway.exchange import Deadline
+from gateway.facts import ContextSpec, MediaChunk
 from gateway.main import make_server
 from gateway.peers import Peers
 from tests.fakes import CONTEXT, FakeDrafter, FakeVerifier, ToyModel, serving_drafter, serving_verifier, until
@@ -80,6 +84,36 @@ async def test_peers_join_and_leave_under_load() -> None:
         await until(lambda: drafters[1].streams.num_rounds > 0)
         is_over.set()
         assert min(await asyncio.gather(*asking)) > 0
+
+
+async def test_a_call_that_begins_after_its_peer_has_left_finds_it_lost() -> None:
+    """Whoever chose a verifier just before it left goes on elsewhere, as with any that is lost."""
+    names = Names()
+    async with serving_verifier(FakeVerifier(MODEL)) as one, serving_verifier(FakeVerifier(MODEL)) as other:
+        names.addresses = {"verifier": [f"127.0.0.1:{one.port}"], "drafter": []}
+        async with gateway(names) as (backends, stub):
+            await until(lambda: backends.verifiers.num_ready == 1)
+            (route,) = await backends.verifiers.best_first(CONTEXT)
+            client = route.opener
+            assert isinstance(client, VerifierClient)
+            names.addresses["verifier"] = [f"127.0.0.1:{other.port}"]
+            await until(lambda: client not in backends.verifiers._peers.clients)
+            await until(lambda: backends.verifiers.num_ready == 1)
+            for begin in (
+                lambda: client.info(),
+                lambda: anext(client.prefill(_no_parts(), Deadline())),
+                lambda: anext(client.watch(Deadline(), tenant="", request_id="r", name="")),
+            ):
+                with pytest.raises(Unavailable) as caught:
+                    await begin()
+                assert caught.value.reason == "VERIFIER_LOST"
+            assert await client.health(1.0) is Health.NOT_SERVING
+            assert await ask(stub) == TEXT
+
+
+async def _no_parts() -> AsyncIterator[ContextSpec | MediaChunk]:
+    return
+    yield
 
 
 async def test_a_name_that_is_not_resolved_keeps_its_peers() -> None:
