@@ -17,6 +17,7 @@ class FrameSampling:
 
     fps: float | None = None
     max_frames: int | None = None
+    stored_fps: float | None = None
 
 
 @dataclass(frozen=True)

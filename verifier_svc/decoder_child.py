@@ -36,7 +36,7 @@ def main() -> None:
         return  # a spare that was never needed
     spec = json.loads(data)
     file = os.fdopen(descriptors[0], "rb")
-    media = Media(file, spec["num_bytes"], "", spec["field_path"])
+    media = Media(file, spec["num_bytes"], "", spec["field_path"], spec["stored_fps"])
     video = VideoFile(media, spec["format"], MediaLimits(**spec["limits"]), spec["num_threads"])
     while line := receive_line(connection):
         try:

@@ -92,6 +92,7 @@ class Decoders:
             "format": format_name,
             "num_bytes": media.num_bytes,
             "field_path": media.field_path,
+            "stored_fps": media.stored_fps,
             "limits": asdict(self._limits),
             "num_threads": self._num_threads,
         }

@@ -78,4 +78,5 @@ def _media_parts(media_sha256: str, sampling: FrameSampling) -> list[tuple[str, 
         ("media", media_sha256.encode()),
         ("fps", struct.pack(">d", sampling.fps)),
         ("max_frames", struct.pack(">Q", sampling.max_frames)),
+        ("stored_fps", b"" if sampling.stored_fps is None else struct.pack(">d", sampling.stored_fps)),
     ]

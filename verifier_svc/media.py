@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 HASH_BLOCK_BYTES = 1024 * 1024
 SNIFF_BYTES = 64
 DIGEST_MISMATCH = "DIGEST_MISMATCH"
+# JPEGs one behind another: frames without times.
+TIMELESS_FORMAT = "mjpeg"
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _DISK_RETRY_S = 5.0
 _MOV_FIRST_BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
@@ -38,6 +40,8 @@ class Media:
     num_bytes: int
     sha256: str
     field_path: str
+    # Frames per second of a file that says none itself.
+    stored_fps: float | None = None
     decoder: IsolatedVideo | None = None
 
     def close(self) -> None:
@@ -193,7 +197,15 @@ def container_format(media: Media) -> str:
         return "matroska"
     if head.startswith((b"GIF87a", b"GIF89a")):
         return "gif"
-    raise not_a_video(media, "is not a video that can be read; send mp4, webm, mov or gif")
+    if head.startswith(b"\xff\xd8\xff"):
+        return TIMELESS_FORMAT
+    raise not_a_video(media, "is not a video that can be read; send mp4, webm, mov, gif or JPEGs")
+
+
+def check_stored_rate(media: Media, format_name: str) -> None:
+    """Raises INVALID_ARGUMENT for a rate beside a file that has times of its own: only one of them can hold."""
+    if media.stored_fps is not None and format_name != TIMELESS_FORMAT:
+        raise invalid("spec.sampling.stored_fps", "must not be set: the file says itself when its frames are shown")
 
 
 def not_a_video(media: Media, description: str) -> InvalidArgument:

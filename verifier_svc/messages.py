@@ -57,6 +57,7 @@ def parse_spec(request: verifier_pb2.PrefillRequest) -> ContextSpec:
         total_bytes=spec.upload.total_bytes,
         fps=sampling.fps if sampling.HasField("fps") else None,
         max_frames=sampling.max_frames if sampling.HasField("max_frames") else None,
+        stored_fps=sampling.stored_fps if sampling.HasField("stored_fps") else None,
         tenant=request.tenant,
         usable_pool_ids=frozenset(request.usable_pool_ids),
         request_id=spec.request_id,

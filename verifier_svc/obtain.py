@@ -290,6 +290,7 @@ class Obtainer:
             raise Corrupt("a cold copy's video has another length than its facts say")
         await self._redis.cold.restore(copy, {MEDIA: memoryview(data)})
         media = await asyncio.to_thread(spooled, data)
+        media.stored_fps = identity.sampling.stored_fps
         if media.sha256 != identity.media_sha256:
             media.close()
             raise Corrupt("a cold copy's video is another one")

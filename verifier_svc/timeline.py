@@ -16,19 +16,29 @@ from typing import Generic, TypeVar
 from foveate.rpc.errors import FieldViolation, InvalidArgument
 
 MAX_FPS = 60.0
+MAX_STORED_FPS = 1000.0
 Frame = TypeVar("Frame")
 
 
 @dataclass(frozen=True)
 class FrameSampling:
-    """Frames per second of video to look at, and a bound on their number; server ceilings are already applied."""
+    """Frames per second of video to look at, and a bound on their number; server ceilings are already applied.
+
+    `stored_fps` is the rate of a file that says none itself.
+    """
 
     fps: float
     max_frames: int
+    stored_fps: float | None = None
 
 
 def resolve_sampling(
-    fps: float | None, max_frames: int | None, *, default_fps: float, frames_ceiling: int
+    fps: float | None,
+    max_frames: int | None,
+    stored_fps: float | None = None,
+    *,
+    default_fps: float,
+    frames_ceiling: int,
 ) -> FrameSampling:
     """Validates what was asked (None: unset) and bounds it by the server's ceiling, which no request can lift."""
     violations = []
@@ -36,10 +46,13 @@ def resolve_sampling(
         violations.append(FieldViolation("spec.sampling.fps", f"must be in (0, {MAX_FPS:g}], is {fps:g}"))
     if max_frames is not None and max_frames < 1:
         violations.append(FieldViolation("spec.sampling.max_frames", f"must be at least 1, is {max_frames}"))
+    if stored_fps is not None and not (math.isfinite(stored_fps) and 0 < stored_fps <= MAX_STORED_FPS):
+        message = f"must be in (0, {MAX_STORED_FPS:g}], is {stored_fps:g}"
+        violations.append(FieldViolation("spec.sampling.stored_fps", message))
     if violations:
         raise InvalidArgument("the frame sampling is not valid", violations=violations)
     bounded = frames_ceiling if max_frames is None else min(max_frames, frames_ceiling)
-    return FrameSampling(fps=default_fps if fps is None else fps, max_frames=bounded)
+    return FrameSampling(default_fps if fps is None else fps, bounded, stored_fps)
 
 
 @dataclass(frozen=True)
@@ -72,8 +85,9 @@ def plan_frames(timestamps_s: Sequence[Fraction], last_frame_s: Fraction, sampli
         rate = Fraction(num_stored - 1) / span if span > 0 else _rate_of_one(duration, fps)
         return FramePlan(num_stored, float(rate), float(duration), None)
     step = 1 / fps if num_frames == num_wanted else duration / num_frames
-    times = tuple(index * step for index in range(num_frames))
-    return FramePlan(num_frames, float(1 / step), float(duration), times)
+    # However long the last frame is shown, it stands for one time beyond itself at most.
+    times = tuple(index * step for index in range(num_frames) if index * step - span <= step)
+    return FramePlan(len(times), float(1 / step), float(duration), times)
 
 
 def _rate_of_one(duration: Fraction, fps: Fraction) -> Fraction:

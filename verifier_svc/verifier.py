@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import hashlib
 import logging
 import os
 import sys
@@ -25,6 +27,7 @@ from foveate.telemetry import conventions as names
 from foveate.telemetry import metrics
 from foveate.telemetry.spans import write
 from foveate.v1 import contexts_pb2
+from verifier_svc import data_url
 from verifier_svc.config import VerifierConfig
 from verifier_svc.contexts import ContextStore, HeldContext, not_held
 from verifier_svc.creations import Creation, Creations
@@ -33,7 +36,7 @@ from verifier_svc.engine_parts import EngineParts
 from verifier_svc.fetching import Fetcher
 from verifier_svc.flights import Flights
 from verifier_svc.keeping import ContextKeeper
-from verifier_svc.media import Media, open_below_root
+from verifier_svc.media import Media, check_stored_rate, open_below_root
 from verifier_svc.memory import Memory
 from verifier_svc.obtain import Obtainer
 from verifier_svc.prefill import ContextIdentity, Prefiller
@@ -62,11 +65,13 @@ class ContextSpec:
     request_id: str = ""
     sha256: str = ""
     url: str | None = None
+    stored_fps: float | None = None
 
     @property
     def description(self) -> bytes:
-        """What two requests of the same id must agree in."""
-        return repr((self.path, self.url, self.total_bytes, self.fps, self.max_frames, self.sha256)).encode()
+        """What two requests of the same id must agree in; of one length, whatever a URL holds."""
+        asked = (self.path, self.url, self.total_bytes, self.fps, self.max_frames, self.stored_fps, self.sha256)
+        return hashlib.sha256(repr(asked).encode()).digest()
 
 
 @dataclass(frozen=True)
@@ -204,12 +209,14 @@ class Verifier:
     ) -> Created:
         limits = self.config.media
         sampling = resolve_sampling(
-            spec.fps, spec.max_frames, default_fps=limits.default_fps, frames_ceiling=limits.max_frames
+            spec.fps, spec.max_frames, spec.stored_fps, default_fps=limits.default_fps, frames_ceiling=limits.max_frames
         )
         media = await self._receive(spec, chunks, emit, creation)
         with contextlib.ExitStack() as owned:
             owned.callback(media.close)
+            media.stored_fps = sampling.stored_fps
             video = self._prefiller.open_video(media)
+            check_stored_rate(media, video.format_name)
             await self._in_worker(self._prefiller.refuse_by_claims, video, sampling)
             context_id = self.parts.identity.context_id(
                 media_sha256=media.sha256, sampling=sampling, tenant=spec.tenant
@@ -313,6 +320,10 @@ class Verifier:
     ) -> Media:
         if spec.path is not None:
             media: Media = await self._in_worker(open_below_root, spec.path, self.config.media_root)
+            return media
+        if spec.url is not None and spec.url.startswith(data_url.PREFIX):
+            read = functools.partial(data_url.media_of_data_url, max_bytes=self.config.media.max_upload_bytes)
+            media = await self._in_worker(read, spec.url)
             return media
         if spec.url is not None:
             return await asyncio.get_running_loop().run_in_executor(self._fetchers, self._fetcher.fetch, spec.url)

@@ -19,9 +19,9 @@ import av.error
 import numpy as np
 import numpy.typing as npt
 
-from foveate.rpc.errors import FoveateError, ResourceExhausted
+from foveate.rpc.errors import FoveateError, ResourceExhausted, invalid
 from verifier_svc.limits import MediaLimits
-from verifier_svc.media import Media, container_format, not_a_video
+from verifier_svc.media import TIMELESS_FORMAT, Media, container_format, not_a_video
 from verifier_svc.timeline import FramePlan, FrameSampling, TimedFrame, pick_nearest, plan_frames
 
 RgbFrame = npt.NDArray[np.uint8]
@@ -102,6 +102,8 @@ class VideoFile:
                 self._check_stored_frames(len(times))
         if not times:
             raise not_a_video(self.media, "has no video frame")
+        if len(times) > 1 and self.format_name == TIMELESS_FORMAT and self.media.stored_fps is None:
+            raise invalid("spec.sampling.stored_fps", f"must be set: {len(times)} JPEGs do not say when they are shown")
         order = sorted(range(len(times)), key=times.__getitem__)
         timestamps = tuple(times[index] - times[order[0]] for index in order)
         self._check_duration(float(timestamps[-1]))
@@ -157,9 +159,7 @@ class VideoFile:
         self.media.file.seek(0)
         try:
             # A view that cannot close the file: libav's wrapper closes what it is given.
-            with av.open(
-                _Unclosable(self.media.file), format=self.format_name, options=_CONTAINER_OPTIONS
-            ) as container:
+            with av.open(_Unclosable(self.media.file), format=self.format_name, options=self._options()) as container:
                 streams = [stream for stream in container.streams.video if not _is_cover(stream)]
                 if not streams:
                     raise not_a_video(self.media, "has no video stream")
@@ -168,6 +168,12 @@ class VideoFile:
             raise
         except (av.error.FFmpegError, ValueError, OverflowError) as error:
             raise not_a_video(self.media, "is damaged or incomplete and cannot be read") from error
+
+    def _options(self) -> dict[str, str]:
+        if self.format_name != TIMELESS_FORMAT or self.media.stored_fps is None:
+            return _CONTAINER_OPTIONS
+        rate = Fraction(self.media.stored_fps).limit_denominator(1_000_000)
+        return {**_CONTAINER_OPTIONS, "framerate": f"{rate.numerator}/{rate.denominator}"}
 
     def _check_pixels(self, width: int, height: int) -> None:
         if width * height > self.limits.max_frame_pixels:

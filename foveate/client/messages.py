@@ -100,10 +100,12 @@ _POOLS = {
 _VARIANTS = {FlyVariant.CODE: answers_pb2.FLY_VARIANT_CODE, FlyVariant.PAPER: answers_pb2.FLY_VARIANT_PAPER}
 
 
-def frame_sampling(fps: float | None, max_frames: int | None) -> contexts_pb2.FrameSampling:
+def frame_sampling(
+    fps: float | None, max_frames: int | None, stored_fps: float | None = None
+) -> contexts_pb2.FrameSampling:
     """Returns the message; what is None stays unset. Raises InvalidArgument for numbers the wire cannot carry."""
     _check_range("sampling.max_frames", max_frames, 0, _UINT32_MAX)
-    return contexts_pb2.FrameSampling(fps=fps, max_frames=max_frames)
+    return contexts_pb2.FrameSampling(fps=fps, max_frames=max_frames, stored_fps=stored_fps)
 
 
 def ask_request(context: Context | str, question: str, options: AskOptions) -> answers_pb2.AskRequest:

@@ -103,12 +103,16 @@ class Client:
         filename: str = "",
         fps: float | None = None,
         max_frames: int | None = None,
+        stored_fps: float | None = None,
         request_id: str | None = None,
         on_progress: ProgressCallback | None = None,
         timeout_s: float | None = None,
     ) -> Context:
-        """Uploads a video file's bytes and waits until it is prefilled; `filename` is only used in messages."""
-        source = upload.from_bytes(data, filename=filename, fps=fps, max_frames=max_frames)
+        """Uploads a video file's bytes and waits until it is prefilled; `filename` is only used in messages.
+
+        JPEGs one behind another are a video of `stored_fps` frames per second; one alone is a still image.
+        """
+        source = upload.from_bytes(data, filename=filename, fps=fps, max_frames=max_frames, stored_fps=stored_fps)
         source.name_request(request_id)
         return self._create(source, on_progress, timeout_s)
 

@@ -118,11 +118,13 @@ def from_file(path: str | os.PathLike[str], *, fps: float | None, max_frames: in
     return _upload(file, path.name, num_bytes, sampling)
 
 
-def from_bytes(data: bytes, *, filename: str, fps: float | None, max_frames: int | None) -> ContextSource:
+def from_bytes(
+    data: bytes, *, filename: str, fps: float | None, max_frames: int | None, stored_fps: float | None = None
+) -> ContextSource:
     """Uploads bytes. Raises InvalidArgument when there are none."""
     if not data:
         raise InvalidArgument("the video has no bytes", reason="EMPTY_MEDIA")
-    return _upload(io.BytesIO(data), filename, len(data), frame_sampling(fps, max_frames))
+    return _upload(io.BytesIO(data), filename, len(data), frame_sampling(fps, max_frames, stored_fps))
 
 
 def from_server_path(path: str, *, fps: float | None, max_frames: int | None) -> ContextSource:

@@ -120,30 +120,40 @@ class FrameSampling(_message.Message):
 
     FPS_FIELD_NUMBER: _builtins.int
     MAX_FRAMES_FIELD_NUMBER: _builtins.int
+    STORED_FPS_FIELD_NUMBER: _builtins.int
     fps: _builtins.float
     """fps is the number of frames per second of video to look at, in (0, 60]; frames are taken at true timestamps. Unset: the server's default."""
     max_frames: _builtins.int
     """max_frames bounds the number of frames; a longer video is sampled more thinly over its whole length. 1 to the server's ceiling.
     Unset: the server's ceiling.
     """
+    stored_fps: _builtins.float
+    """stored_fps is the number of frames per second in a file that does not say it itself: JPEGs one behind another, in (0, 1000]. Unset
+    for two or more of them, or set for a file with times of its own: INVALID_ARGUMENT. One JPEG, a still image, needs none.
+    """
     def __init__(
         self,
         *,
         fps: _builtins.float | None = ...,
         max_frames: _builtins.int | None = ...,
+        stored_fps: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_fps", b"_fps", "_max_frames", b"_max_frames", "fps", b"fps", "max_frames", b"max_frames"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fps", b"_fps", "_max_frames", b"_max_frames", "_stored_fps", b"_stored_fps", "fps", b"fps", "max_frames", b"max_frames", "stored_fps", b"stored_fps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fps", b"_fps", "_max_frames", b"_max_frames", "fps", b"fps", "max_frames", b"max_frames"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fps", b"_fps", "_max_frames", b"_max_frames", "_stored_fps", b"_stored_fps", "fps", b"fps", "max_frames", b"max_frames", "stored_fps", b"stored_fps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fps: _TypeAlias = _typing.Literal["fps"]  # noqa: Y015
     _WhichOneofArgType__fps: _TypeAlias = _typing.Literal["_fps", b"_fps"]  # noqa: Y015
     _WhichOneofReturnType__max_frames: _TypeAlias = _typing.Literal["max_frames"]  # noqa: Y015
     _WhichOneofArgType__max_frames: _TypeAlias = _typing.Literal["_max_frames", b"_max_frames"]  # noqa: Y015
+    _WhichOneofReturnType__stored_fps: _TypeAlias = _typing.Literal["stored_fps"]  # noqa: Y015
+    _WhichOneofArgType__stored_fps: _TypeAlias = _typing.Literal["_stored_fps", b"_stored_fps"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fps) -> _WhichOneofReturnType__fps | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_frames) -> _WhichOneofReturnType__max_frames | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stored_fps) -> _WhichOneofReturnType__stored_fps | None: ...
 
 Global___FrameSampling: _TypeAlias = FrameSampling  # noqa: Y015
 
@@ -191,7 +201,8 @@ class ContextSpec(_message.Message):
     path: _builtins.str
     """path of a file below the verifier's media root, relative to it. Outside: INVALID_ARGUMENT."""
     url: _builtins.str
-    """url of a file, https, on a host that the server was told to fetch from (none by default). Anything else, also behind a redirect:
+    """url of a file. "data:TYPE;base64,..." is the file itself, within the limit on messages; a TYPE that is not that of its bytes:
+    INVALID_ARGUMENT. Else https, on a host that the server was told to fetch from (none by default). Anything else, also behind a redirect:
     INVALID_ARGUMENT (URL_REFUSED). Larger or slower than the server allows: RESOURCE_EXHAUSTED.
     """
     request_id: _builtins.str

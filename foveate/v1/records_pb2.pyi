@@ -194,6 +194,7 @@ class ColdFacts(_message.Message):
     MEDIA_BYTES_FIELD_NUMBER: _builtins.int
     SECOND_PER_GRID_FIELD_NUMBER: _builtins.int
     VISUAL_SPANS_FIELD_NUMBER: _builtins.int
+    STORED_FPS_FIELD_NUMBER: _builtins.int
     position_delta: _builtins.int
     """position_delta from sequence index to RoPE position."""
     fps: _builtins.float
@@ -206,6 +207,8 @@ class ColdFacts(_message.Message):
     """media_bytes of the video file."""
     second_per_grid: _builtins.float
     """second_per_grid: seconds of video that one temporal step of the grid covers."""
+    stored_fps: _builtins.float
+    """stored_fps asked for; unset: the file has times of its own."""
     @_builtins.property
     def context(self) -> _contexts_pb2.Context:
         """context as the contract shows it; its timings are what the prefill took where it was made."""
@@ -230,12 +233,15 @@ class ColdFacts(_message.Message):
         media_bytes: _builtins.int = ...,
         second_per_grid: _builtins.float = ...,
         visual_spans: _abc.Iterable[_kv_pb2.VisualSpan] | None = ...,
+        stored_fps: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stored_fps", b"_stored_fps", "context", b"context", "stored_fps", b"stored_fps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "fps", b"fps", "grid", b"grid", "max_frames", b"max_frames", "media_bytes", b"media_bytes", "media_sha256", b"media_sha256", "position_delta", b"position_delta", "second_per_grid", b"second_per_grid", "visual_spans", b"visual_spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stored_fps", b"_stored_fps", "context", b"context", "fps", b"fps", "grid", b"grid", "max_frames", b"max_frames", "media_bytes", b"media_bytes", "media_sha256", b"media_sha256", "position_delta", b"position_delta", "second_per_grid", b"second_per_grid", "stored_fps", b"stored_fps", "visual_spans", b"visual_spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__stored_fps: _TypeAlias = _typing.Literal["stored_fps"]  # noqa: Y015
+    _WhichOneofArgType__stored_fps: _TypeAlias = _typing.Literal["_stored_fps", b"_stored_fps"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stored_fps) -> _WhichOneofReturnType__stored_fps | None: ...
 
 Global___ColdFacts: _TypeAlias = ColdFacts  # noqa: Y015
 

@@ -31,6 +31,7 @@ def _spec(spec: contexts_pb2.ContextSpec) -> facts.ContextSpec | None:
     sampling = facts.FrameSampling(
         fps=spec.sampling.fps if spec.sampling.HasField("fps") else None,
         max_frames=spec.sampling.max_frames if spec.sampling.HasField("max_frames") else None,
+        stored_fps=spec.sampling.stored_fps if spec.sampling.HasField("stored_fps") else None,
     )
     match spec.WhichOneof("source"):
         case "path":
@@ -58,7 +59,8 @@ def prefill_request(
     if isinstance(part, facts.MediaChunk):
         chunk = contexts_pb2.MediaChunk(write_offset=part.write_offset, data=part.data)
         return verifier_pb2.PrefillRequest(chunk=chunk)
-    sampling = contexts_pb2.FrameSampling(fps=part.sampling.fps, max_frames=part.sampling.max_frames)
+    asked = part.sampling
+    sampling = contexts_pb2.FrameSampling(fps=asked.fps, max_frames=asked.max_frames, stored_fps=asked.stored_fps)
     if part.path is not None:
         spec = contexts_pb2.ContextSpec(path=part.path, sampling=sampling, request_id=part.request_id)
     elif part.url:

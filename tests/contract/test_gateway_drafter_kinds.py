@@ -1,4 +1,4 @@
-"""Which kinds of drafts are admitted, what each asks verifier and drafter for, and what happens without one."""
+"""Which kinds of drafts are admitted (case S4), what each asks of the services, and what happens without one."""
 
 from __future__ import annotations
 

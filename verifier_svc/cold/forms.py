@@ -150,6 +150,7 @@ def facts_to_proto(facts: ContextFacts) -> records_pb2.ColdFacts:
         grid=facts.grid,
         fps=facts.sampling.fps,
         max_frames=facts.sampling.max_frames,
+        stored_fps=facts.sampling.stored_fps,
         media_sha256=facts.media_sha256,
         media_bytes=facts.media_bytes,
         second_per_grid=facts.second_per_grid,
@@ -163,6 +164,7 @@ def facts_from_proto(message: records_pb2.ColdFacts, *, tenant: str) -> ContextF
     if len(message.grid) != 3 or not _are_spans(spans, context):
         raise Corrupt("a record's facts do not add up")
     num_temporal, num_rows, num_columns = message.grid
+    stored_fps = message.stored_fps if message.HasField("stored_fps") else None
     return ContextFacts(
         context_id=context.name.removeprefix("contexts/"),
         num_tokens=context.num_tokens,
@@ -177,7 +179,7 @@ def facts_from_proto(message: records_pb2.ColdFacts, *, tenant: str) -> ContextF
         media_bytes=message.media_bytes,
         grid=(num_temporal, num_rows, num_columns),
         second_per_grid=message.second_per_grid,
-        sampling=FrameSampling(message.fps, message.max_frames),
+        sampling=FrameSampling(message.fps, message.max_frames, stored_fps),
     )
 
 

@@ -35,6 +35,7 @@ def test_every_input_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     ids.append(MODEL.context_id(media_sha256="b", sampling=SAMPLING))
     ids.append(MODEL.context_id(media_sha256="a", sampling=FrameSampling(1.0, 100)))
     ids.append(MODEL.context_id(media_sha256="a", sampling=FrameSampling(2.0, 99)))
+    ids.append(MODEL.context_id(media_sha256="a", sampling=FrameSampling(2.0, 100, 4.0)))
     monkeypatch.setattr(identity, "POSITION_ALGORITHM", "another")
     ids.append(MODEL.context_id(media_sha256="a", sampling=SAMPLING))
     monkeypatch.undo()

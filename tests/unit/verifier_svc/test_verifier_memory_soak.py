@@ -1,4 +1,7 @@
-"""500 answers with random cancels about 20 videos, in a pool that holds 5: no wrong token, no leak, bounded memory."""
+"""500 answers with random cancels about 20 videos, in a pool that holds 5 (cases K1, K2).
+
+No wrong token, no leak, bounded memory.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Making contexts over gRPC: uploads, paths, sharing, limits, eviction, cancellation, and health throughout.
 
-Cases V1 (short clips), V2 (bad files, then the next request), G6 (health during a long forward, and while loading).
+Cases V1 (short clips), V2 (bad files, then the next request), V6 (too many tokens, no request lifts a ceiling),
+G6 (health during a long forward, and while loading).
 """
 
 from __future__ import annotations

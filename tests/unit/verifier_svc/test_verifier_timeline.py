@@ -70,3 +70,9 @@ def test_a_decoder_that_ends_early_leaves_the_rest_out() -> None:
     timestamps = [Fraction(index, 10) for index in range(100)]
     plan = plan_frames(timestamps, Fraction(1, 10), FrameSampling(1, 100))
     assert pick(timestamps[:45], plan) == [0, 1, 2, 3, 4, Fraction(44, 10)]
+
+
+def test_a_last_frame_that_is_shown_long_is_planned_as_often_as_it_is_used() -> None:
+    timestamps = [Fraction(ms, 1000) for ms in (0, 1, 2, 3)]
+    plan = plan_frames(timestamps, Fraction(31, 1000), FrameSampling(60.0, 3))
+    assert len(pick(timestamps, plan)) == plan.num_frames == 2
