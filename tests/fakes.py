@@ -386,6 +386,7 @@ class FakeDrafter(drafter_pb2_grpc.DrafterServiceServicer):
         self.layout = kv_pb2.KvLayout()
         self.modes = [answers_pb2.DRAFT_MODE_SPARSE]
         self.namespace = "here"
+        self.model_us = 100
 
     async def GetDrafterInfo(self, request: Any, context: Any) -> drafter_pb2.GetDrafterInfoResponse:
         return drafter_pb2.GetDrafterInfoResponse(
@@ -445,7 +446,7 @@ class FakeDrafter(drafter_pb2_grpc.DrafterServiceServicer):
             drafted.append(token_id)
         rows.speculate(drafted)
         return drafter_pb2.RoundDrafted(
-            round=request.round, base_len=request.base_len, draft_token_ids=drafted, model_us=100
+            round=request.round, base_len=request.base_len, draft_token_ids=drafted, model_us=self.model_us
         )
 
 

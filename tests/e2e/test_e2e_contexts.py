@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from bench.redis_server import RedisServer
-from foveate.client import Answer, AsyncClient, Context, ContextSource, ContextState, DraftMode
+from foveate.client import Answer, AskOptions, AsyncClient, Context, ContextSource, ContextState, DraftMode
 from foveate.rpc.errors import NotFound
 from foveate.v1 import verifier_pb2, verifier_pb2_grpc
 from tests.e2e.fleet import Fleet, running
@@ -74,11 +74,12 @@ def test_an_answer_outlives_its_killed_verifier(fleet: Fleet, video: Path) -> No
     with fleet.client() as client:
         context = client.create_context(video, fps=FPS)
         plain, options = long_answer(client, context)
-        greedy = client.ask(context, QUESTION, draft=DraftMode.OFF)
+        long = AskOptions(ignore_eos=True, max_tokens=200)  # so that the answer runs still when its verifier is killed
+        greedy = client.ask(context, QUESTION, draft=DraftMode.OFF, **long)
         assert wait_until(lambda: written(fleet, context), 60)
-        for expected, asked in ((plain, options), (greedy, {})):
+        for expected, asked in ((plain, options), (greedy, long)):
             held = {service.name: holds(service.address, context) for service in fleet.verifiers}
-            with client.stream(context, QUESTION, **asked) as stream:  # type: ignore[misc]
+            with client.stream(context, QUESTION, **asked) as stream:
                 next(stream)
                 next(stream)
                 victim = next(service for service in fleet.verifiers if num_sequences(service.address))
@@ -89,7 +90,7 @@ def test_an_answer_outlives_its_killed_verifier(fleet: Fleet, video: Path) -> No
             victim.start()
             victim.wait()
             fleet.wait_ready()
-        after = client.ask(context, QUESTION)
+        after = client.ask(context, QUESTION, **long)
         assert after.token_ids == greedy.token_ids
     assert counter(fleet, "gateway_verifiers_lost") >= 2
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -55,6 +56,20 @@ class Command:
         told: dict[str, Any] = json.loads(line)
         return told
 
+    def wait_for_complaint(self, text: str) -> str:
+        """Returns what the command has said on stderr, once `text` is among it."""
+        assert self.process.stderr is not None
+        said, descriptor = "", self.process.stderr.fileno()
+
+        def is_said() -> bool:
+            nonlocal said
+            if select.select([descriptor], [], [], 0)[0]:
+                said += os.read(descriptor, 65536).decode()
+            return text in said
+
+        assert wait_until(is_said, 30), said
+        return said
+
     def assert_nothing_is_left(self) -> None:
         gone, alive = psutil.wait_procs(list(self._family.values()), timeout=15)
         assert not alive
@@ -93,10 +108,9 @@ def test_a_drafter_killed_in_mid_answer_changes_nothing_and_sigterm_leaves_nothi
         assert any(list(SHM.glob(f"foveate-*-{pid}-*")) for pid in family)
         with Client(ready["gateway"], timeout_s=60) as client:
             _kill_drafter_in_mid_answer(client, video, family)
+        err = running.wait_for_complaint("the drafter is gone")
         running.process.send_signal(signal.SIGTERM)
-        _, err = running.process.communicate(timeout=30)
-        assert "the drafter is gone" in err
-        assert "Traceback" not in err
+        assert "Traceback" not in err + running.process.communicate(timeout=30)[1]
         assert running.process.returncode == 0
         running.assert_nothing_is_left()
 
