@@ -19,6 +19,7 @@ from tests.e2e.support import FPS, long_answer, wait_until
 
 NUM_ASKERS = 100
 QUESTION = "Describe the video."
+LONG = AskOptions(ignore_eos=True, max_tokens=200)  # an answer that runs still when its verifier is lost
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +75,9 @@ def test_an_answer_outlives_its_killed_verifier(fleet: Fleet, video: Path) -> No
     with fleet.client() as client:
         context = client.create_context(video, fps=FPS)
         plain, options = long_answer(client, context)
-        long = AskOptions(ignore_eos=True, max_tokens=200)  # so that the answer runs still when its verifier is killed
-        greedy = client.ask(context, QUESTION, draft=DraftMode.OFF, **long)
+        greedy = client.ask(context, QUESTION, draft=DraftMode.OFF, **LONG)
         assert wait_until(lambda: written(fleet, context), 60)
-        for expected, asked in ((plain, options), (greedy, long)):
+        for expected, asked in ((plain, options), (greedy, LONG)):
             held = {service.name: holds(service.address, context) for service in fleet.verifiers}
             with client.stream(context, QUESTION, **asked) as stream:
                 next(stream)
@@ -90,7 +90,7 @@ def test_an_answer_outlives_its_killed_verifier(fleet: Fleet, video: Path) -> No
             victim.start()
             victim.wait()
             fleet.wait_ready()
-        after = client.ask(context, QUESTION, **long)
+        after = client.ask(context, QUESTION, **LONG)
         assert after.token_ids == greedy.token_ids
     assert counter(fleet, "gateway_verifiers_lost") >= 2
 
@@ -98,8 +98,8 @@ def test_an_answer_outlives_its_killed_verifier(fleet: Fleet, video: Path) -> No
 def test_an_answer_leaves_a_verifier_that_hangs(fleet: Fleet, video: Path) -> None:
     with fleet.client() as client:
         context = client.create_context(video, fps=FPS)
-        expected = client.ask(context, QUESTION, draft=DraftMode.OFF)
-        with client.stream(context, QUESTION, draft=DraftMode.OFF) as stream:
+        expected = client.ask(context, QUESTION, draft=DraftMode.OFF, **LONG)
+        with client.stream(context, QUESTION, draft=DraftMode.OFF, **LONG) as stream:
             next(stream)
             victim = next(service for service in fleet.verifiers if num_sequences(service.address))
             with victim.hung():
