@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bench.world import Sample, facts, held_out, write_mp4
-from bench.world.questions import ask_caption, ask_describe, ask_question
+from bench.world import Sample, facts, validation, write_mp4
+from bench.world.questions import ask_caption, ask_describe, ask_multiple_choice
 from foveate.checkpoints import default_checkpoint
 from foveate.cli.answer_view import STYLES, OriginColours
 from foveate.client import Answer, Client, Context, DraftMode, Guarantee, Origin
@@ -35,7 +35,7 @@ FPS = 4.0
 NUM_FRAME_PAIRS = 32
 WORLD_INDEX = 7
 MAX_TOKENS = 160
-ASKERS = (ask_caption, ask_describe, ask_question)
+ASKERS = (ask_caption, ask_describe, ask_multiple_choice)
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 112)
 
@@ -71,7 +71,7 @@ def run(model: Path) -> int:
     """Runs the demo with the checkpoint at `model`; returns the exit status."""
     with tempfile.TemporaryDirectory(prefix="foveate-demo-") as folder:
         video = Path(folder) / "sample.mp4"
-        world = held_out("describe", WORLD_INDEX, num_frame_pairs=NUM_FRAME_PAIRS).world
+        world = validation("describe", WORLD_INDEX, num_frame_pairs=NUM_FRAME_PAIRS).world
         console.print("drawing a video with known facts", style="dim")
         write_mp4(world, video, fps=FPS)
         samples = [ask(random.Random(WORLD_INDEX), world) for ask in ASKERS]
